@@ -1,0 +1,79 @@
+"""The only module that reads time.
+
+Durations are differences of ``monotonic_ns``. ``unix_ns`` places them on the wall clock for people and for other hosts.
+The kernel stamps received bytes with CLOCK_REALTIME, so a stamp is brought to the monotonic axis with
+``unix_minus_monotonic_ns``, sampled in the same poll round.
+
+Tests bend the clocks of one process with ``VLLM_LOCUST_TEST_CLOCK``, for example ``offset=5s``, ``step=2s@10s`` (a step of
+2 s, 10 s after the start) or ``drift=100ppm``, joined by commas. The wall clock and the kernel's stamps are bent together,
+as they are when an operator sets the clock; the monotonic clock never is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+monotonic_ns = time.monotonic_ns
+sleep = time.sleep
+thread_cpu_ns = time.thread_time_ns
+process_cpu_ns = time.process_time_ns
+
+_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_STARTED_NS = monotonic_ns()
+
+
+def _duration(text: str) -> int:
+    match = re.fullmatch(r"(-?[0-9.]+)(ns|us|ms|s)", text)
+    if match is None:
+        raise ValueError(f"VLLM_LOCUST_TEST_CLOCK: {text!r} is not a duration such as 5s or -20ms")
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+class BentClock:
+    """A wall clock with an offset, one step and a drift: ``shift_ns(t)`` is what it adds at monotonic time ``t``."""
+
+    def __init__(self, spec: str, started_ns: int) -> None:
+        self._started_ns = started_ns
+        self._offset_ns = self._step_ns = self._step_at_ns = 0
+        self._drift = 0.0
+        for part in filter(None, spec.split(",")):
+            key, _, value = part.partition("=")
+            if key == "offset":
+                self._offset_ns = _duration(value)
+            elif key == "step":
+                size, _, at = value.partition("@")
+                self._step_ns, self._step_at_ns = _duration(size), _duration(at)
+            elif key == "drift" and value.endswith("ppm"):
+                self._drift = float(value[:-3]) * 1e-6
+            else:
+                raise ValueError(f"VLLM_LOCUST_TEST_CLOCK: {part!r} is not offset=…, step=…@… or drift=…ppm")
+
+    def shift_ns(self, now_ns: int) -> int:
+        elapsed = now_ns - self._started_ns
+        stepped = self._step_ns if self._step_ns and elapsed >= self._step_at_ns else 0
+        return self._offset_ns + stepped + round(elapsed * self._drift)
+
+
+_BENT = BentClock(spec, _STARTED_NS) if (spec := os.environ.get("VLLM_LOCUST_TEST_CLOCK")) else None
+
+
+def wall_shift_ns() -> int:
+    """What the tests' bent clock adds to CLOCK_REALTIME now, and so to the kernel's stamps. Zero outside tests."""
+    return 0 if _BENT is None else _BENT.shift_ns(monotonic_ns())
+
+
+def unix_ns() -> int:
+    """Nanoseconds since 1970 on this host's wall clock."""
+    return time.time_ns() + (0 if _BENT is None else wall_shift_ns())
+
+
+def unix_minus_monotonic_ns() -> int:
+    """The wall clock's distance from the monotonic one. Read wall, monotonic, wall: the middle of the walls cancels the reads' cost."""
+    before = time.time_ns()
+    now = monotonic_ns()
+    after = time.time_ns()
+    return ((before + after) >> 1) - now + (0 if _BENT is None else _BENT.shift_ns(now))
+
+

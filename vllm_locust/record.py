@@ -1,0 +1,114 @@
+"""What one request leaves behind, and where records go. The columns of ``requests.parquet`` are these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vllm_locust.outcome import Outcome
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request. Times ending in ``_unix_ns`` are wall clock, other ``_ns`` are durations after ``sent``; unknown is None.
+
+    ``phase``, ``stage`` and ``good`` are not here: the merge gives them, since only it knows the window on the common clock.
+    """
+
+    request_id: str
+    worker_id: str
+    host: str
+    user_id: int
+    target: str
+    task: str
+    transport: str
+    streamed: bool
+    sent_unix_ns: int
+    outcome: Outcome
+    response_id: str | None = None
+    conversation_id: str | None = None
+    turn: int | None = None
+    prompt_id: str | None = None
+    scheduled_unix_ns: int | None = None
+    connect_ns: int | None = None
+    headers_ns: int | None = None
+    ttft_ns: int | None = None
+    ttft_answer_ns: int | None = None
+    e2e_ns: int | None = None
+    done_ns: int | None = None
+    schedule_lag_ns: int | None = None
+    receive_lag_max_ns: int | None = None
+    chunk_ns: list[int] = field(default_factory=list)
+    """Arrival of each token-bearing chunk after ``sent``."""
+    chunk_tokens: list[int] | None = None
+    """Tokens in each of those chunks; None where only the total is known."""
+    chunk_width_ns: list[int] | None = None
+    """Width of the interval before ``chunk_ns`` in which a chunk without a stamp of its own arrived (0: it has its own);
+    None when ``coalesced`` is 0."""
+    prompt_tokens: int | None = None
+    cached_prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    max_tokens: int | None = None
+    token_source: str | None = None
+    """``usage``, ``tokenizer`` or ``chunks``."""
+    prompt_tokens_planned: int | None = None
+    """What the workload meant the prompt to be: compared with the server's count, and with the source distribution."""
+    stamp_source: str = "user"
+    """``kernel`` or ``user``."""
+    coalesced: int = 0
+    """Token-bearing chunks that had no stamp of their own."""
+    finish_reason: str | None = None
+    http_status: int | None = None
+    error: str | None = None
+    """The server's words, or ours, bounded to 500 characters."""
+    attempts: int = 1
+    retry_wait_ns: int = 0
+
+
+@dataclass(slots=True)
+class HealthSample:
+    """One second of a worker's own condition: a row of ``workers.parquet``. Fractions 0-1, ``_max``/``_p99`` over the second."""
+
+    time_unix_ns: int
+    host: str
+    worker_id: str
+    in_flight: int
+    cpu_fraction: float
+    run_delay_ns: int | None
+    """Time this process waited for a core, over the second (/proc/self/schedstat)."""
+    loop_lag_ns: int
+    receive_lag_p99_ns: int | None
+    receive_lag_max_ns: int | None
+    schedule_lag_max_ns: int | None
+    gc_pause_ns: int
+    open_fds: int
+    rss_bytes: int
+    spooled_batches: int
+
+
+class RecordSink(Protocol):
+    """How the load generator reaches a store. ``put_*`` never block on the network and never raise for it."""
+
+    def put_request(self, record: RequestRecord) -> None: ...
+
+    def put_health(self, sample: HealthSample) -> None: ...
+
+    @property
+    def spooled_batches(self) -> int: ...
+
+    def flush(self, deadline_ns: int) -> FlushReport:
+        """Ship everything and wait until it is durable, or until the monotonic deadline."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What a worker can vouch for at the end: batches numbered 1…``last_seq``, of which 1…``durable_seq`` are on disk."""
+
+    worker_id: str
+    last_seq: int
+    durable_seq: int
+    requests: int
+    spool_path: str | None
+    """Where the batches that are not durable lie; None when there are none."""
