@@ -1,0 +1,332 @@
+"""The settings of one run as frozen values. ``RunConfig.from_options`` reports every fault at once, each with its fix.
+
+Precedence is the option parser's: flag, then environment variable, then configuration file, then default. Secrets are not
+here: an API key or a Redis password is read by the process that uses it, from its own file or environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from vllm_locust.errors import UsageError
+from vllm_locust.protocol import Api
+from vllm_locust.slo import parse_slo
+
+TransportName = Literal["kernel", "sse", "openai"]
+TokenDetail = Literal["auto", "on", "off"]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|)")
+_UNIT_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+
+
+def parse_duration_ns(text: str) -> int:
+    """``500ms``, ``2s``, ``1m``, ``1m30s``; a plain number is seconds. Raises ValueError."""
+    compact = text.strip().replace(" ", "")
+    parts = list(_DURATION.finditer(compact))
+    if not parts or "".join(part[0] for part in parts) != compact or (len(parts) > 1 and any(not p[2] for p in parts)):
+        raise ValueError(f"{text!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
+    return sum(round(float(part[1]) * _UNIT_NS[part[2]]) for part in parts)
+
+
+def parse_fraction(text: str) -> float:
+    """``5%`` or ``0.05``. Raises ValueError outside 0-1."""
+    value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{text!r} is not a share; write 5% or 0.05")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server's base address, without ``/v1``. ``socket_path`` is set for ``unix:///path/to.sock``, ``host`` otherwise."""
+
+    scheme: Literal["http", "https", "unix"]
+    host: str
+    port: int
+    prefix: str = ""
+    socket_path: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``http://HOST:PORT[/prefix][/v1]``, ``https://…`` or ``unix:///path``. Raises ValueError."""
+        parts = urlsplit(text.strip())
+        if parts.scheme == "unix" and parts.path:
+            return cls(scheme="unix", host="localhost", port=0, socket_path=parts.path)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{text!r} is not a server address; write http://HOST:PORT, https://… or unix:///path")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("a server address must not hold a user or password; use --api-key-file")
+        if parts.query or parts.fragment:
+            raise ValueError(f"{text!r} has a query or fragment; give the base address only")
+        scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
+        port = parts.port if parts.port is not None else (443 if scheme == "https" else 80)
+        prefix = re.sub(r"/v1$", "", parts.path.rstrip("/"))
+        return cls(scheme=scheme, host=parts.hostname, port=port, prefix=prefix)
+
+    @property
+    def url(self) -> str:
+        if self.socket_path is not None:
+            return f"unix://{self.socket_path}"
+        return f"{self.scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """What goes into the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default_port = 443 if self.scheme == "https" else 80
+        return host if self.socket_path is not None or self.port == default_port else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Each counts in nanoseconds; None switches it off. ``idle`` counts from the last byte, the others from ``sent``
+    (``connect`` from the start of the connection)."""
+
+    connect_ns: int | None
+    first_token_ns: int | None
+    idle_ns: int | None
+    total_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides what a run does, without secrets. Crosses from master to workers as JSON."""
+
+    targets: tuple[Target, ...]
+    model: str | None = None
+    api: Api = Api.CHAT
+    stream: bool = True
+    workload: str = "sharegpt"
+    tokenizer: str | None = None
+    max_tokens: int | None = None
+    force_length: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    token_detail: TokenDetail = "auto"
+    transport: TransportName = "kernel"
+    tls: TlsFiles = TlsFiles()
+    proxy: str | None = None
+    timeouts: Timeouts = Timeouts(10_000_000_000, 600_000_000_000, 120_000_000_000, None)
+    seed: int = 0
+    think_time_ns: tuple[int, int] = (0, 0)
+    """Uniform between the two; equal for a constant."""
+    warmup_requests: int = 100
+    warmup_time_ns: int = 60_000_000_000
+    window_ns: int | None = None
+    """``-t``: the length of the measurement window; None runs until it is stopped."""
+    drain_timeout_ns: int = 60_000_000_000
+    max_failures: float = 0.05
+    slos: tuple[str, ...] = ()
+    redis_url: str | None = None
+    ttl_ns: int = 24 * 3_600_000_000_000
+    progress: Literal["auto", "off", "json"] = "auto"
+    run_dir: str | None = None
+    run_name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], *, host: str | None, run_time_s: float | None) -> Self:
+        """Build from parsed flags. Raises UsageError with every problem found."""
+        problems: list[str] = []
+
+        def take(name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+            text = options.get(name)
+            if text is None or text == "":
+                return default
+            try:
+                return parse(str(text))
+            except ValueError as error:
+                problems.append(f"--{name.replace('_', '-')}: {error}")
+                return default
+
+        values = {f.name: f.default for f in fields(cls)}
+        values["targets"] = _targets(options.get("target"), host, problems)
+        values["timeouts"] = Timeouts(
+            take("timeout_connect", _optional_duration_ns),
+            take("timeout_first_token", _optional_duration_ns),
+            take("timeout_idle", _optional_duration_ns),
+            take("timeout_total", _optional_duration_ns),
+        )
+        for name, parse in _PARSERS.items():
+            values[name] = take(_OPTION_OF.get(name, name), parse, values[name])
+        values["extra_body"] = take("extra_body", _json_object, {})
+        values["tags"] = _tags(options.get("tag") or (), problems)
+        values["slos"] = _slos(options.get("slo") or (), problems)
+        values["stream"] = not options.get("no_stream")
+        values["force_length"] = bool(options.get("force_length"))
+        values["window_ns"] = round(run_time_s * 1e9) if run_time_s else None
+        values["tls"] = TlsFiles(
+            ca_file=options.get("ca_file") or None,
+            cert_file=options.get("cert_file") or None,
+            key_file=options.get("key_file") or None,
+            insecure=bool(options.get("insecure")),
+        )
+        problems += _combinations(values)
+        if problems:
+            raise UsageError(*problems)
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Strict JSON values; ``from_json`` gives the same configuration back."""
+        return json.loads(json.dumps(asdict(self), allow_nan=False))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        values = dict(data)
+        values["targets"] = tuple(Target(**target) for target in data["targets"])
+        values["tls"] = TlsFiles(**data["tls"])
+        values["timeouts"] = Timeouts(**data["timeouts"])
+        values["api"] = Api(data["api"])
+        values["think_time_ns"] = tuple(data["think_time_ns"])
+        values["slos"] = tuple(data["slos"])
+        return cls(**values)
+
+
+def _optional_duration_ns(text: str) -> int | None:
+    return None if text == "none" else parse_duration_ns(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError('not a JSON object; write for example {"temperature": 0}')
+    return value
+
+
+def _think_time(text: str) -> tuple[int, int]:
+    low, dash, high = text.partition("-")
+    first = parse_duration_ns(low)
+    return first, parse_duration_ns(high) if dash else first
+
+
+def _proxy(text: str) -> str:
+    if text == "env":
+        return text
+    parts = urlsplit(text)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"{text!r} is not a proxy; write http://HOST:PORT, or env to take the proxy variables")
+    if parts.password is not None:
+        raise ValueError("a proxy address must not hold a password; put it into HTTPS_PROXY and write --proxy env")
+    return text
+
+
+def _redis_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.password is not None:
+        raise ValueError("the address must not hold a password; use --redis-password-file")
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ValueError("write redis://HOST:PORT/DB, rediss://… for TLS or unix:///path")
+    return text
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "model": str,
+    "api": lambda text: Api(_choice(*Api)(text)),
+    "workload": str,
+    "tokenizer": str,
+    "max_tokens": _positive,
+    "token_detail": _choice("auto", "on", "off"),
+    "transport": _choice("kernel", "sse", "openai"),
+    "proxy": _proxy,
+    "seed": _natural,
+    "think_time_ns": _think_time,
+    "warmup_requests": _natural,
+    "warmup_time_ns": parse_duration_ns,
+    "drain_timeout_ns": parse_duration_ns,
+    "max_failures": parse_fraction,
+    "redis_url": _redis_url,
+    "ttl_ns": parse_duration_ns,
+    "progress": _choice("auto", "off", "json"),
+    "run_dir": str,
+    "run_name": str,
+}
+_OPTION_OF = {name: name.removesuffix("_ns") for name in _PARSERS}
+
+
+def _targets(texts: Any, host: str | None, problems: list[str]) -> tuple[Target, ...]:
+    targets = []
+    for flag, text in [("--target", text) for text in texts or ()] or [("--host", host)]:
+        if not text:
+            problems.append("--host: no server is given; write --host http://HOST:PORT")
+            continue
+        try:
+            targets.append(Target.parse(text))
+        except ValueError as error:
+            problems.append(f"{flag}: {error}")
+    return tuple(targets)
+
+
+def _tags(texts: Any, problems: list[str]) -> dict[str, str]:
+    tags = {}
+    for text in texts:
+        key, equals, value = str(text).partition("=")
+        if not equals or not key:
+            problems.append(f"--tag: {text!r} is not of the form key=value")
+        tags[key] = value
+    return tags
+
+
+def _slos(texts: Any, problems: list[str]) -> tuple[str, ...]:
+    for text in texts:
+        try:
+            parse_slo(text)
+        except ValueError as error:
+            problems.append(f"--slo: {error}")
+    return tuple(texts)
+
+
+def _combinations(values: Mapping[str, Any]) -> list[str]:
+    problems = []
+    tls = values["tls"]
+    if bool(tls.cert_file) != bool(tls.key_file):
+        problems.append("--cert-file and --key-file: one is given without the other; give both or neither")
+    if tls.insecure and tls.ca_file:
+        problems.append("--insecure with --ca-file: an unchecked server needs no CA; drop one of the two")
+    low, high = values["think_time_ns"]
+    if low > high:
+        problems.append("--think-time: the first time of the range is the longer one; swap them")
+    reserved = {"model", "messages", "prompt", "stream", "stream_options"} & set(values["extra_body"])
+    if reserved:
+        problems.append(f"--extra-body: {', '.join(sorted(reserved))} is set by the tool; use its flag instead")
+    return problems

@@ -1,0 +1,111 @@
+"""What every transport does: send one completion request, read its answer, say when each piece arrived.
+
+The three transports differ in who reads the socket and whose clock stamps the bytes. What they hand back does not.
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vllm_locust.completion import CompletionReader
+from vllm_locust.config import Target, Timeouts, TlsFiles
+from vllm_locust.outcome import Outcome
+
+OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOMEM, errno.ENOBUFS})
+"""Connect errors that are this machine's limits, not the server's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to send. ``headers`` hold X-Request-Id and, where there is a key, Authorization."""
+
+    target: Target
+    path: str
+    """Path with its leading slash, e.g. ``/v1/chat/completions``; the target's own prefix comes before it."""
+    payload: Mapping[str, Any]
+    headers: tuple[tuple[str, str], ...]
+    streamed: bool
+    timeouts: Timeouts
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What happened to one call. Times are absolute monotonic ns; ``connect_ns`` is a duration."""
+
+    completion: CompletionReader
+    outcome: Outcome = Outcome.CLIENT_ERROR
+    connect_ns: int | None = None
+    """Time to connect, TLS included; None where a kept-alive connection was used."""
+    sent_ns: int | None = None
+    """First byte of the request handed to the kernel; None when it never was."""
+    headers_ns: int | None = None
+    http_status: int | None = None
+    retry_after: str | None = None
+    error: str | None = None
+    stamp_source: str = "user"
+    receive_lag_max_ns: int | None = None
+
+    def fail(self, outcome: Outcome, error: str) -> Exchange:
+        self.outcome = outcome
+        self.error = error
+        return self
+
+
+class CutShort(BaseException):
+    """Thrown into a greenlet that waits in ``Transport.perform`` to end its call with a given outcome.
+
+    Not an Exception, so that no library between the two swallows it.
+    """
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(outcome, reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class ReceiveLag:
+    """Receive lags (user-space read − kernel stamp) since the last look, and reads that had no usable kernel stamp."""
+
+    lags_ns: list[int] = field(default_factory=list)
+    unstamped_reads: int = 0
+
+    def take(self) -> ReceiveLag:
+        taken = ReceiveLag(self.lags_ns, self.unstamped_reads)
+        self.lags_ns, self.unstamped_reads = [], 0
+        return taken
+
+
+class Transport(Protocol):
+    """One per worker process, shared by its users."""
+
+    name: str
+    receive_lag: ReceiveLag
+
+    def perform(self, call: Call) -> Exchange:
+        """Send the call and wait, in the calling greenlet, for its end. Never raises for what a server or a network does;
+        ``CutShort`` thrown into the greenlet ends the call with its outcome and what has arrived so far is kept."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """The client's TLS settings. Raises OSError or ssl.SSLError for files that cannot be used."""
+    context = ssl.create_default_context(cafile=files.ca_file)
+    if files.cert_file:
+        context.load_cert_chain(files.cert_file, files.key_file)
+    if files.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def connect_failure(error: OSError) -> Outcome:
+    """``client_error`` for our own limits, ``connect_error`` for everything else."""
+    return Outcome.CLIENT_ERROR if error.errno in OWN_LIMITS else Outcome.CONNECT_ERROR
