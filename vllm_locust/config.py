@@ -1,7 +1,7 @@
 """The settings of one run as frozen values. ``RunConfig.from_options`` reports every fault at once, each with its fix.
 
-Precedence is the option parser's: flag, then environment variable, then configuration file, then default. Secrets are not
-here: an API key or a Redis password is read by the process that uses it, from its own file or environment.
+Precedence is the option parser's: flag, then environment variable, then configuration file, then default. Secrets are
+not here: an API key or a Redis password is read by the process that uses it, from its own file or environment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def parse_fraction(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server's base address, without ``/v1``. ``socket_path`` is set for ``unix:///path/to.sock``, ``host`` otherwise."""
+    """A server's base address, without ``/v1``. ``socket_path`` is set for ``unix:///path/to.sock``, ``host``
+    otherwise.
+    """
 
     scheme: Literal["http", "https", "unix"]
     host: str
@@ -159,7 +161,7 @@ class RunConfig:
                 problems.append(f"--{name.replace('_', '-')}: {error}")
                 return default
 
-        values = {f.name: f.default for f in fields(cls)}
+        values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
         values["targets"] = _targets(options.get("target"), host, problems)
         values["timeouts"] = Timeouts(
             take("timeout_connect", _optional_duration_ns),

@@ -10,9 +10,11 @@ from vllm_locust.outcome import Outcome
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. Times ending in ``_unix_ns`` are wall clock, other ``_ns`` are durations after ``sent``; unknown is None.
+    """One request. Times ending in ``_unix_ns`` are wall clock, other ``_ns`` are durations after ``sent``; unknown
+    is None.
 
-    ``phase``, ``stage`` and ``good`` are not here: the merge gives them, since only it knows the window on the common clock.
+    ``phase``, ``stage`` and ``good`` are not here: the merge gives them, since only it knows the window on the common
+    clock.
     """
 
     request_id: str
@@ -43,8 +45,9 @@ class RequestRecord:
     chunk_tokens: list[int] | None = None
     """Tokens in each of those chunks; None where only the total is known."""
     chunk_width_ns: list[int] | None = None
-    """Width of the interval before ``chunk_ns`` in which a chunk without a stamp of its own arrived (0: it has its own);
-    None when ``coalesced`` is 0."""
+    """Width of the interval before ``chunk_ns`` in which a chunk without a stamp of its own arrived (0: it has its
+    own); None when ``coalesced`` is 0.
+    """
     prompt_tokens: int | None = None
     cached_prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -68,7 +71,9 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class HealthSample:
-    """One second of a worker's own condition: a row of ``workers.parquet``. Fractions 0-1, ``_max``/``_p99`` over the second."""
+    """One second of a worker's own condition: a row of ``workers.parquet``. Fractions 0-1, ``_max``/``_p99`` over the
+    second.
+    """
 
     time_unix_ns: int
     host: str
@@ -104,7 +109,9 @@ class RecordSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a worker can vouch for at the end: batches numbered 1…``last_seq``, of which 1…``durable_seq`` are on disk."""
+    """What a worker can vouch for at the end: batches numbered 1…``last_seq``, of which 1…``durable_seq`` are on
+    disk.
+    """
 
     worker_id: str
     last_seq: int

@@ -87,8 +87,10 @@ class Transport(Protocol):
     receive_lag: ReceiveLag
 
     def perform(self, call: Call) -> Exchange:
-        """Send the call and wait, in the calling greenlet, for its end. Never raises for what a server or a network does;
-        ``CutShort`` thrown into the greenlet ends the call with its outcome and what has arrived so far is kept."""
+        """Send the call and wait, in the calling greenlet, for its end. Never raises for what a server or a network
+        does; ``CutShort`` thrown into the greenlet ends the call with its outcome and what has arrived so far is
+        kept.
+        """
         ...
 
     def close(self) -> None: ...

@@ -1,0 +1,178 @@
+"""One HTTP/1.1 answer on the kernel transport: frames to events, each with its stamp. No socket, no clock.
+
+llhttp (through httptools) decides every framing. One shape that makes up nearly all reads of a token stream, exactly
+one whole HTTP chunk, is taken apart here first; it leaves the parser where it was, between two chunks.
+"""
+
+from __future__ import annotations
+
+import httptools
+
+from vllm_locust.completion import CompletionReader
+from vllm_locust.load.receiver import Read
+from vllm_locust.load.transport import Exchange
+from vllm_locust.outcome import Outcome
+from vllm_locust.sse import EventDecoder
+
+ERROR_BODY_BYTES = 65536
+JSON_BODY_BYTES = 64 * 1024 * 1024
+
+
+class HttpAnswer:
+    """Feed it reads until ``complete``; ``exchange`` then holds the outcome."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.complete = False
+        self.reusable = False
+        self.keep_alive: str | None = None
+        self._completion: CompletionReader = exchange.completion
+        self._parser = httptools.HttpResponseParser(self)
+        self._decoder: EventDecoder | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._bodies: list[bytes] = []
+        self._collected = bytearray()
+        self._between_chunks = False
+        self._message_ended = False
+        self._extra = False
+        self._stamp_ns = 0
+
+    # httptools' callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._extra = self._message_ended
+        status = self._parser.get_status_code()
+        self.exchange.http_status = status
+        if status < 200:
+            return
+        if self.exchange.headers_ns is None:
+            self.exchange.headers_ns = self._stamp_ns
+        header = self._headers.get
+        self.exchange.retry_after = _text(header(b"retry-after"))
+        self.keep_alive = _text(header(b"keep-alive"))
+        self._between_chunks = header(b"transfer-encoding", b"").lower() == b"chunked"
+        if status == 200 and header(b"content-type", b"").lower().startswith(b"text/event-stream"):
+            if header(b"content-encoding", b"identity").lower() == b"identity":
+                self._decoder = EventDecoder()
+            else:
+                self.exchange.error = (
+                    f"the stream is compressed ({_text(header(b'content-encoding'))}), which hides tokens"
+                )
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
+    def on_body(self, body: bytes) -> None:
+        self._bodies.append(body)
+
+    def on_message_complete(self) -> None:
+        self._between_chunks = False
+        if (self.exchange.http_status or 0) < 200:
+            self._headers.clear()
+            return
+        self._message_ended = True
+
+    # the reads
+
+    def feed(self, read: Read) -> None:
+        """Take one read of plain (decrypted) bytes. Sets ``complete`` at the end of the answer."""
+        self._stamp_ns = read.stamp_ns
+        if self._between_chunks and self._decoder is not None:
+            body = _whole_chunk(read.data)
+            if body is not None:
+                self._take_events(body, read)
+                return
+        try:
+            self._parser.feed_data(read.data)
+        except httptools.HttpParserError as error:
+            self._end(Outcome.BAD_RESPONSE, f"not HTTP/1.1: {error}")
+            return
+        if self._bodies:
+            body = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
+            self._bodies.clear()
+            self._take_body(body, read)
+        if self._message_ended and not self.complete:
+            self._finish(read.stamp_ns)
+
+    def end_of_stream(self, stamp_ns: int, error: OSError | None) -> None:
+        """The server closed the connection, or it broke."""
+        headers = self._headers
+        framed = b"content-length" in headers or b"transfer-encoding" in headers
+        ended_by_close = error is None and self.exchange.headers_ns is not None and not framed
+        if ended_by_close or self._completion.done_ns is not None:
+            self._finish(stamp_ns)
+        elif self.exchange.headers_ns is None:
+            self._end(Outcome.DISCONNECTED, _reason(error, "the server closed the connection before it answered"))
+        else:
+            self._end(Outcome.DISCONNECTED, _reason(error, "the connection ended inside the answer's body"))
+        self.reusable = False
+
+    def _take_body(self, body: bytes, read: Read) -> None:
+        if self._decoder is not None:
+            self._take_events(body, read)
+            return
+        limit = JSON_BODY_BYTES if self.exchange.http_status == 200 else ERROR_BODY_BYTES
+        self._collected += body[: max(0, limit - len(self._collected))]
+
+    def _take_events(self, body: bytes, read: Read) -> None:
+        decoder = self._decoder
+        assert decoder is not None
+        events = decoder.feed(body)
+        stamp_ns = read.stamp_ns
+        if len(events) == 1 and not decoder.pending:
+            self._completion.on_event(events[0], stamp_ns)
+            return
+        # Only the bytes that came last have a stamp: the last event's, unless the start of a further one followed it.
+        last = len(events) - (0 if decoder.pending else 1)
+        for index, event in enumerate(events):
+            self._completion.on_event(event, stamp_ns, 0 if index == last else stamp_ns - read.floor_ns)
+
+    def _finish(self, stamp_ns: int) -> None:
+        exchange = self.exchange
+        self.reusable = not self._extra and self._message_ended and self._parser.should_keep_alive()
+        if exchange.http_status != 200:
+            words = bytes(self._collected).decode("utf-8", "replace").strip()
+            self._end(Outcome.HTTP_ERROR, words[:500] or f"status {exchange.http_status} with an empty body")
+            return
+        if exchange.error is not None:
+            self._end(Outcome.BAD_RESPONSE, exchange.error)
+            return
+        if self._decoder is None:
+            self._completion.on_body(bytes(self._collected), stamp_ns)
+        self._completion.on_end(stamp_ns)
+        self._end(self._completion.outcome(), self._completion.error)
+
+    def _end(self, outcome: Outcome, error: str | None) -> None:
+        self.exchange.outcome = outcome
+        self.exchange.error = error
+        self.complete = True
+
+
+def _whole_chunk(data: bytes) -> bytes | None:
+    """The payload of ``data`` if it is exactly one HTTP chunk without extensions, not the last (empty) one; else
+    None.
+    """
+    line_end = data.find(b"\r\n", 0, 10)
+    if line_end < 1:
+        return None
+    digits = data[:line_end]
+    if digits.strip(b"0123456789abcdefABCDEF"):
+        return None
+    size = int(digits, 16)
+    if size == 0 or len(data) != line_end + size + 4 or data[-2:] != b"\r\n":
+        return None
+    return data[line_end + 2 : -2]
+
+
+def _reason(error: OSError | None, closed: str) -> str:
+    return closed if error is None else f"{closed}: {error.strerror or error}"
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

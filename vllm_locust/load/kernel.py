@@ -1,0 +1,212 @@
+"""The ``kernel`` transport: HTTP/1.1 on plain sockets, times from the kernel's receive stamps."""
+
+from __future__ import annotations
+
+import ssl
+
+import gevent
+import orjson
+from gevent.event import Event
+
+from vllm_locust import clock
+from vllm_locust.completion import CompletionReader
+from vllm_locust.config import Target
+from vllm_locust.load.answer import HttpAnswer
+from vllm_locust.load.connection import Connection, ConnectionPool
+from vllm_locust.load.receiver import Inbox, Read, Receiver
+from vllm_locust.load.transport import Call, CutShort, Exchange, connect_failure
+from vllm_locust.outcome import Outcome
+
+WATCH_INTERVAL_S = 0.05
+"""How often running calls are held against their timeouts: one scan per process instead of a timer per read."""
+
+
+class _Stream:
+    """A call on its way: the answer so far, and the greenlet waiting for its end."""
+
+    __slots__ = (
+        "answer",
+        "call",
+        "connection",
+        "exchange",
+        "finished",
+        "inbox",
+        "lag_max_ns",
+        "last_byte_ns",
+        "unstamped",
+    )
+
+    def __init__(self, call: Call, connection: Connection) -> None:
+        self.call = call
+        self.connection = connection
+        self.exchange = Exchange(CompletionReader(streamed=call.streamed))
+        self.answer = HttpAnswer(self.exchange)
+        self.inbox = Inbox(connection.sock, self.consume)
+        self.finished = Event()
+        self.last_byte_ns = 0
+        self.lag_max_ns = 0
+        self.unstamped = not connection.stamps
+
+    def consume(self, reads: list[Read]) -> None:
+        answer = self.answer
+        for read in reads:
+            if answer.complete:
+                answer.reusable = False
+                return
+            if not read.data:
+                answer.end_of_stream(read.stamp_ns, self.inbox.error)
+                break
+            self.last_byte_ns = read.stamp_ns
+            if read.lag_ns > self.lag_max_ns:
+                self.lag_max_ns = read.lag_ns
+            if not read.stamped:
+                self.unstamped = True
+            if self.connection.tls is not None:
+                read = self._decrypted(read)
+            answer.feed(read)
+        if answer.complete:
+            self.finished.set()
+
+    def _decrypted(self, read: Read) -> Read:
+        assert self.connection.tls is not None
+        try:
+            return read._replace(data=self.connection.tls.decrypt(read.data))
+        except ssl.SSLError as error:
+            self.answer.end_of_stream(read.stamp_ns, OSError(f"TLS: {error}"))
+            return read._replace(data=b"")
+
+    def overdue(self, now_ns: int) -> tuple[Outcome, str] | None:
+        """The timeout this call has exceeded, if any. Bytes that wait for the parser count as arrived."""
+        timeouts, sent_ns = self.call.timeouts, self.exchange.sent_ns
+        if sent_ns is None or self.inbox.reads:
+            return None
+        waited_ns = now_ns - sent_ns
+        if timeouts.total_ns is not None and waited_ns > timeouts.total_ns:
+            return Outcome.TIMEOUT_TOTAL, f"no end within {timeouts.total_ns / 1e9:g} s (--timeout-total)"
+        no_token = not self.exchange.completion.chunk_ns
+        if no_token and timeouts.first_token_ns is not None and waited_ns > timeouts.first_token_ns:
+            return (
+                Outcome.TIMEOUT_FIRST_TOKEN,
+                f"no token within {timeouts.first_token_ns / 1e9:g} s (--timeout-first-token)",
+            )
+        # Before the first byte only the first-token timeout counts: a queued request is silent, not idle.
+        if self.last_byte_ns and timeouts.idle_ns is not None and now_ns - self.last_byte_ns > timeouts.idle_ns:
+            return Outcome.TIMEOUT_IDLE, f"no byte for {timeouts.idle_ns / 1e9:g} s (--timeout-idle)"
+        return None
+
+    def give_up(self, outcome: Outcome, reason: str) -> None:
+        """End the call now. An answer that was complete but for its last frame keeps its own outcome."""
+        if self.answer.complete:
+            return
+        if self.exchange.completion.done_ns is not None:
+            self.answer.end_of_stream(clock.monotonic_ns(), None)
+        else:
+            self.exchange.fail(outcome, reason)
+        self.answer.complete = True
+        self.answer.reusable = False
+        self.finished.set()
+
+
+class KernelTransport:
+    """See ``Transport``. One receiver, one connection pool and one watchdog for all users of the process."""
+
+    name = "kernel"
+
+    def __init__(self, tls_context: ssl.SSLContext, proxy: str | None = None) -> None:
+        self._receiver = Receiver()
+        self.receive_lag = self._receiver.receive_lag
+        self.poll = self._receiver.poll
+        self._pool = ConnectionPool(tls_context, proxy)
+        self._running: set[_Stream] = set()
+        self._heads: dict[tuple[Target, str, bool], bytes] = {}
+        self._watchdog = gevent.spawn(self._watch)
+
+    def perform(self, call: Call) -> Exchange:
+        started_ns = clock.monotonic_ns()
+        connection = self._pool.take(call.target)
+        fresh = connection is None
+        if connection is None:
+            try:
+                connection = self._pool.open(call.target, call.timeouts.connect_ns)
+            except CutShort as cut:
+                return Exchange(CompletionReader(streamed=call.streamed)).fail(cut.outcome, cut.reason)
+            except OSError as error:
+                return _never_sent(call, error)
+        stream = _Stream(call, connection)
+        stream.exchange.connect_ns = clock.monotonic_ns() - started_ns if fresh else None
+        self._run(stream, self._request_bytes(call, connection))
+        if stream.answer.reusable:
+            connection.note_keep_alive(stream.answer.keep_alive)
+            self._pool.give(call.target, connection)
+        else:
+            connection.close()
+        return stream.exchange
+
+    def _run(self, stream: _Stream, request: bytes) -> None:
+        exchange = stream.exchange
+        self._receiver.watch(stream.inbox)
+        self._running.add(stream)
+        try:
+            exchange.sent_ns = clock.monotonic_ns()
+            try:
+                stream.connection.send(request)
+            except OSError as error:
+                # An answer that came before the whole request was read (413, say) still counts; it or the close is on
+                # its way.
+                stream.inbox.error = error
+            stream.finished.wait()
+        except CutShort as cut:
+            stream.give_up(cut.outcome, cut.reason)
+        except BaseException:
+            stream.answer.reusable = False
+            stream.connection.close()
+            raise
+        finally:
+            self._receiver.forget(stream.inbox)
+            self._running.discard(stream)
+        exchange.stamp_source = "user" if stream.unstamped else "kernel"
+        exchange.receive_lag_max_ns = None if stream.unstamped else stream.lag_max_ns
+
+    def _request_bytes(self, call: Call, connection: Connection) -> bytes:
+        body = orjson.dumps(call.payload)
+        proxied = connection.proxy_headers is not None
+        key = (call.target, call.path, proxied)
+        head = self._heads.get(key)
+        if head is None:
+            target = call.target
+            place = f"{target.prefix}{call.path}"
+            lines = [
+                f"POST {f'http://{target.authority}{place}' if proxied else place} HTTP/1.1",
+                f"Host: {target.authority}",
+                "Accept: text/event-stream, application/json",
+                "Accept-Encoding: identity",
+                "Content-Type: application/json",
+                *(f"{name}: {value}" for name, value in connection.proxy_headers or ()),
+            ]
+            head = self._heads[key] = ("\r\n".join(lines) + "\r\n").encode("latin-1")
+        own = "".join(f"{name}: {value}\r\n" for name, value in call.headers)
+        return b"".join((head, own.encode("latin-1"), b"Content-Length: %d\r\n\r\n" % len(body), body))
+
+    def _watch(self) -> None:
+        while True:
+            gevent.sleep(WATCH_INTERVAL_S)
+            now_ns = clock.monotonic_ns()
+            for stream in list(self._running):
+                verdict = stream.overdue(now_ns)
+                if verdict is not None:
+                    stream.give_up(*verdict)
+
+    def close(self) -> None:
+        self._watchdog.kill()
+        self._pool.close()
+        self._receiver.close()
+
+
+def _never_sent(call: Call, error: OSError) -> Exchange:
+    exchange = Exchange(CompletionReader(streamed=call.streamed))
+    words = f"{call.target.url}: {error.strerror or error}"
+    if isinstance(error, TimeoutError) and not error.errno:
+        return exchange.fail(
+            Outcome.TIMEOUT_CONNECT, f"{call.target.url}: no connection within the time of --timeout-connect"
+        )
+    return exchange.fail(connect_failure(error), words)

@@ -1,0 +1,191 @@
+"""Reads every socket of a worker process from one epoll set and notes when the kernel received the bytes.
+
+The kernel stamps arriving data itself (SO_TIMESTAMPNS), so a time does not depend on when this process gets the CPU.
+What happens here between a socket's readiness and the next ``recvmsg`` is kept to the minimum; parsing happens later,
+a bounded slice in each turn of the event loop. Two things the kernel cannot tell, and which are therefore recorded
+with each read:
+
+* Unread segments of a socket are merged and the newest stamp wins. ``floor_ns`` is the last moment at which the
+  socket was known to be empty: every byte of the read arrived between it and the stamp.
+* Stamps are CLOCK_REALTIME. They are put on the monotonic axis with the distance of the two clocks sampled in the
+  same poll round. If that distance moved by more than a clock's own drift explains, somebody set the wall clock: the
+  read's own time stands in this round and the read is not ``stamped``.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gevent
+from gevent import monkey
+
+from vllm_locust import clock
+from vllm_locust.load.transport import ReceiveLag
+
+SO_TIMESTAMPNS = 35
+READ_BYTES = 65536
+SLICE_READS = 64
+"""Reads parsed per turn of the event loop: about half a millisecond."""
+HELD_BYTES_LIMIT = 32 * 1024 * 1024
+"""Unparsed bytes above which parsing goes before reading, so that TCP's flow control slows the server down."""
+STEP_NS = 100_000
+DRIFT_DIVISOR = 1000
+
+raw_socket = monkey.get_original("socket", "socket")
+_timespec = struct.Struct("qq")
+
+
+class Read(NamedTuple):
+    data: bytes
+    """Empty at the end of the stream."""
+    stamp_ns: int
+    floor_ns: int
+    stamped: bool
+    lag_ns: int
+
+
+class Inbox:
+    """One socket's unread-by-the-parser bytes. ``consume`` is called with them in order, never from inside a read."""
+
+    __slots__ = ("consume", "drained_ns", "error", "queued", "reads", "recvmsg", "sock")
+
+    def __init__(self, sock: Any, consume: Callable[[list[Read]], None]) -> None:
+        self.sock = sock
+        self.recvmsg = sock.recvmsg
+        self.consume = consume
+        self.reads: list[Read] = []
+        self.queued = False
+        self.drained_ns = 0
+        self.error: OSError | None = None
+
+
+def enable_stamps(sock: Any) -> bool:
+    """Ask the kernel to stamp what this socket receives. False where it cannot."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+class Receiver:
+    """The epoll set, inside gevent's loop. One per process."""
+
+    def __init__(self) -> None:
+        self.receive_lag = ReceiveLag()
+        self._epoll = select.epoll()
+        self._inboxes: dict[int, Inbox] = {}
+        self._unparsed: deque[Inbox] = deque()
+        self._held_bytes = 0
+        self._previous_poll_ns = clock.monotonic_ns()
+        self._distance_ns = clock.unix_minus_monotonic_ns()
+        # The kernel switches stamping on with the first socket that wants it, a moment later: keep one open from the
+        # start.
+        self._stamping = raw_socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.kernel_stamps = enable_stamps(self._stamping)
+        loop = gevent.get_hub().loop
+        self._readable = loop.io(self._epoll.fileno(), 1)
+        self._readable.start(self.poll)
+        self._each_turn = loop.prepare()
+        self._each_turn.start(self._parse_slice)
+        self._keep_turning = loop.idle()
+
+    def watch(self, inbox: Inbox) -> None:
+        inbox.drained_ns = clock.monotonic_ns()
+        self._inboxes[inbox.sock.fileno()] = inbox
+        self._epoll.register(inbox.sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+
+    def forget(self, inbox: Inbox) -> None:
+        """Stop reading. What has been read already is still parsed."""
+        fd = inbox.sock.fileno()
+        if self._inboxes.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def poll(self) -> None:
+        """Read every socket that has data. Never blocks; may be called at any time to keep the receive lag short."""
+        if self._held_bytes > HELD_BYTES_LIMIT:
+            self._parse(SLICE_READS * 4)
+        polled_ns = clock.monotonic_ns()
+        ready = self._epoll.poll(0, len(self._inboxes) + 1)
+        distance_ns = clock.unix_minus_monotonic_ns()
+        allowed_ns = STEP_NS + (polled_ns - self._previous_poll_ns) // DRIFT_DIVISOR
+        steady = abs(distance_ns - self._distance_ns) <= allowed_ns
+        for fd, _ in ready:
+            inbox = self._inboxes.get(fd)
+            if inbox is not None:
+                self._read(inbox, distance_ns, steady)
+        self._previous_poll_ns = polled_ns
+        self._distance_ns = distance_ns
+
+    def _read(self, inbox: Inbox, distance_ns: int, steady: bool) -> None:
+        try:
+            data, ancillary, _, _ = inbox.recvmsg(READ_BYTES, 64)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            inbox.error = error
+            data, ancillary = b"", ()
+        now_ns = clock.monotonic_ns()
+        floor_ns = self._previous_poll_ns if self._previous_poll_ns > inbox.drained_ns else inbox.drained_ns
+        if len(data) < READ_BYTES:
+            inbox.drained_ns = now_ns
+        if ancillary and steady:
+            seconds, nanoseconds = _timespec.unpack(ancillary[0][2])
+            stamp_unix_ns = seconds * 1_000_000_000 + nanoseconds
+            if clock.bend_stamp is not None:
+                stamp_unix_ns = clock.bend_stamp(stamp_unix_ns)
+            lag_ns = now_ns - (stamp_unix_ns - distance_ns)
+            if lag_ns < 0:
+                lag_ns = 0
+            self.receive_lag.lags_ns.append(lag_ns)
+            inbox.reads.append(Read(data, now_ns - lag_ns, floor_ns, True, lag_ns))
+        else:
+            if data:
+                self.receive_lag.unstamped_reads += 1
+            inbox.reads.append(Read(data, now_ns, floor_ns, False, 0))
+        self._held_bytes += len(data)
+        if not data:
+            self.forget(inbox)
+        if not inbox.queued:
+            inbox.queued = True
+            self._unparsed.append(inbox)
+            if len(self._unparsed) == 1:
+                self._keep_turning.start(_nothing)
+
+    def _parse_slice(self) -> None:
+        if self._unparsed:
+            self._parse(SLICE_READS)
+
+    def _parse(self, budget: int) -> None:
+        while budget > 0 and self._unparsed:
+            inbox = self._unparsed.popleft()
+            reads = inbox.reads
+            if len(reads) > budget:
+                inbox.reads = reads[budget:]
+                reads = reads[:budget]
+                self._unparsed.append(inbox)
+            else:
+                inbox.reads = []
+                inbox.queued = False
+            budget -= len(reads)
+            for read in reads:
+                self._held_bytes -= len(read.data)
+            inbox.consume(reads)
+        if not self._unparsed:
+            self._keep_turning.stop()
+
+    def close(self) -> None:
+        for watcher in (self._readable, self._each_turn, self._keep_turning):
+            watcher.stop()
+            watcher.close()
+        self._epoll.close()
+        self._stamping.close()
+
+
+def _nothing() -> None:
+    """The idle watcher's callback: while it is active the loop does not sleep between two slices."""
