@@ -1,0 +1,369 @@
+"""One answer, assembled from its events: what arrived when, how many tokens it was, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from vllm_locust.choice import (
+    WRONG_TYPES,
+    Choice,
+    MalformedError,
+    ToolCall,
+    joined,
+    json_or_text,
+    keep,
+    list_length,
+    short_text,
+    token_count,
+)
+from vllm_locust.outcome import Outcome
+from vllm_locust.protocol import bounded, error_in, error_message
+from vllm_locust.sse import Event
+
+_FAILED_REASONS = frozenset({"error", "abort"})
+
+
+class CompletionReader:
+    """Feed it the events (or an SDK's chunks, or the body) of one 200 answer as they arrive; then read its attributes.
+
+    It never raises, whatever the server sent. What the API leaves open is decided so:
+
+    * A chunk bears tokens when it has text, reasoning, a tool call's name or arguments, token ids, or a usage count
+      above the last one of its choice. Usage that is told once, at the end, is a total and not a token; usage beside
+      empty ``choices`` is a total always.
+    * The tokens of a chunk are the rise of the count, else the number of its token ids, else None.
+    * An event that is not a JSON object, or has fields of wrong types, counts as ``malformed`` and makes the answer a
+      ``bad_response`` even when the rest was fine: a token may have been in it, and the official SDK raises there too.
+      Events without data, objects without choices, usage or error, and events of other types than ``message`` that are
+      not JSON count as ``ignored``, and so does everything after ``[DONE]``.
+    * Where the model shows no reasoning, the answer starts with the first token-bearing chunk. Where it does, with the
+      first text or tool call.
+    """
+
+    __slots__ = (
+        "_choices",
+        "_error_event",
+        "_first_shown_ns",
+        "_has_body",
+        "cached_tokens",
+        "chunk_ns",
+        "chunk_tokens",
+        "chunk_width_ns",
+        "completion_tokens",
+        "done_ns",
+        "ended",
+        "error",
+        "events",
+        "finish_reason",
+        "ignored",
+        "malformed",
+        "prompt_tokens",
+        "reasoning_tokens",
+        "response_id",
+        "streamed",
+        "tokenizer_tokens",
+    )
+
+    def __init__(self, *, streamed: bool) -> None:
+        self.streamed = streamed
+        self.response_id: str | None = None
+        self.chunk_ns: list[int] = []
+        """Arrival of each token-bearing chunk on the monotonic axis."""
+        self.chunk_tokens: list[int | None] = []
+        self.chunk_width_ns: list[int] = []
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.reasoning_tokens: int | None = None
+        self.tokenizer_tokens: int | None = None
+        """Output tokens as a tokenizer counts the text: for the caller to set, used where the server gives no usage."""
+        self.finish_reason: str | None = None
+        self.done_ns: int | None = None
+        """Arrival of ``[DONE]``; where there is none, the end of the body."""
+        self.ended = False
+        """Whether ``[DONE]`` came."""
+        self.error: str | None = None
+        """The server's words of an error, or of what could not be understood; bounded."""
+        self.events = 0
+        self.malformed = 0
+        self.ignored = 0
+        self._choices: dict[int, Choice] = {}
+        self._error_event = False
+        self._first_shown_ns: int | None = None
+        self._has_body = False
+
+    def on_event(self, event: Event, stamp_ns: int, width_ns: int = 0) -> None:
+        data, kind = event
+        if self.ended:
+            self.ignored += 1
+            return
+        if kind == b"error":
+            self.events += 1
+            self._fail(error_message(json_or_text(data)))
+            return
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            chunk = json_or_text(data)
+            if isinstance(chunk, str):
+                self._on_plain_text(chunk, kind, stamp_ns)
+                return
+        self.on_chunk(chunk, stamp_ns, width_ns)
+
+    def on_chunk(self, chunk: Mapping[str, Any], stamp_ns: int, width_ns: int = 0) -> None:
+        """Take a parsed chunk. ``width_ns``: the interval before the stamp in which it came; 0 for a stamp of its own."""
+        self.events += 1
+        try:
+            choices = chunk.get("choices")
+            if not choices:
+                self._on_no_choices(chunk)
+                return
+            if self.response_id is None:
+                self.response_id = short_text(chunk.get("id"))
+            usage = chunk.get("usage")
+            count = None if usage is None else self._take_usage(usage)
+            bears, tokens = self._take_choices(choices, count, stamp_ns)
+            if bears:
+                self.chunk_ns.append(stamp_ns)
+                self.chunk_tokens.append(tokens)
+                self.chunk_width_ns.append(width_ns)
+            if count is not None:
+                self._add_up(choices, count)
+            if "error" in chunk:
+                self._on_error(chunk)
+        except WRONG_TYPES:
+            self._on_malformed(chunk)
+
+    def on_body(self, body: bytes, stamp_ns: int) -> None:
+        """Take a whole body that is no event stream: a JSON completion, an error, or something else."""
+        self._has_body = True
+        self.done_ns = stamp_ns
+        parsed = json_or_text(body)
+        try:
+            if self._on_error(parsed):
+                return
+            choices = parsed["choices"]
+            for position, choice in enumerate(choices):
+                self._take_choice(self._choice(choice.get("index", position)), choice, choice.get("message"), stamp_ns)
+            if not choices:
+                raise MalformedError
+            self.response_id = short_text(parsed.get("id"))
+            usage = parsed.get("usage")
+            if usage is not None:
+                self.completion_tokens = self._take_usage(usage)
+        except WRONG_TYPES:
+            self._on_malformed(parsed)
+
+    def on_end(self, stamp_ns: int) -> None:
+        """The body ended cleanly."""
+        if self.done_ns is None:
+            self.done_ns = stamp_ns
+
+    @property
+    def complete(self) -> bool:
+        """``[DONE]`` came, or every choice seen has a finish reason, or the body was one JSON document."""
+        if self.ended or self._has_body:
+            return True
+        return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
+
+    def outcome(self, forced_tokens: int | None = None) -> Outcome:
+        """How a 200 answer whose body ended cleanly turned out.
+
+        ``forced_tokens`` is what ``--force-length`` asked for, per choice. Only an exact count can tell ``short``.
+        """
+        if self._error_event:
+            return Outcome.ERROR_EVENT
+        if self.malformed:
+            return Outcome.BAD_RESPONSE
+        if not self.complete:
+            return Outcome.TRUNCATED
+        if not self.chunk_ns and not self.completion_tokens and not any(c.has_tokens for c in self._choices.values()):
+            return Outcome.EMPTY
+        exact = self._counted_tokens() if self.completion_tokens is None else self.completion_tokens
+        if forced_tokens is not None and exact is not None and exact < forced_tokens * max(1, len(self._choices)):
+            return Outcome.SHORT
+        return Outcome.OK
+
+    @property
+    def output_tokens(self) -> int | None:
+        if self.completion_tokens is not None:
+            return self.completion_tokens
+        if self.tokenizer_tokens is not None:
+            return self.tokenizer_tokens
+        counted = self._counted_tokens()
+        return len(self.chunk_ns) or None if counted is None else counted
+
+    @property
+    def token_source(self) -> str | None:
+        """``usage``, ``tokenizer`` or ``chunks`` (their token ids where they all have some, else one for each)."""
+        if self.completion_tokens is not None:
+            return "usage"
+        if self.tokenizer_tokens is not None:
+            return "tokenizer"
+        return "chunks" if self.chunk_ns else None
+
+    @property
+    def known_chunk_tokens(self) -> list[int] | None:
+        """Tokens of every chunk; None where one is unknown, or where several choices share the stream: the gap before a
+        chunk is then not that of its choice, and no ITL can be told from it."""
+        if len(self._choices) > 1 or not self.chunk_tokens:
+            return None
+        known = [tokens for tokens in self.chunk_tokens if tokens is not None]
+        return known if len(known) == len(self.chunk_tokens) else None
+
+    @property
+    def first_answer_ns(self) -> int | None:
+        """Arrival of the first token-bearing chunk that is not reasoning."""
+        if any(choice.reasoning for choice in self._choices.values()):
+            return self._first_shown_ns
+        return self.chunk_ns[0] if self.chunk_ns else None
+
+    @property
+    def choices(self) -> int:
+        """How many choices were seen: 1 unless ``n`` asked for more."""
+        return len(self._choices)
+
+    @property
+    def text(self) -> str:
+        """The content of the first choice, with which a conversation goes on."""
+        return next(iter(self.texts), "")
+
+    @property
+    def texts(self) -> list[str]:
+        """The content of every choice, in the order of their indices."""
+        return [joined(choice.text) for _, choice in sorted(self._choices.items())]
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of the first choice."""
+        return joined(self._choices[min(self._choices)].reasoning) if self._choices else ""
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The tool calls of the first choice, in the order of their indices."""
+        if not self._choices:
+            return []
+        return [call for _, call in sorted(self._choices[min(self._choices)].tool_calls.items())]
+
+    def _counted_tokens(self) -> int | None:
+        """The sum over all chunks, None unless every chunk told its own."""
+        if not self.chunk_tokens or None in self.chunk_tokens:
+            return None
+        return sum(tokens for tokens in self.chunk_tokens if tokens is not None)
+
+    def _choice(self, index: object) -> Choice:
+        if index is None:
+            index = 0
+        if type(index) is not int:
+            raise MalformedError
+        return self._choices.setdefault(index, Choice())
+
+    def _take_choices(self, choices: list[Any], count: int | None, stamp_ns: int) -> tuple[bool, int | None]:
+        """Whether the chunk bears tokens, and how many. A usage count beside several choices is no one's own."""
+        bears = False
+        tokens: int | None = 0
+        for choice in choices:
+            index = choice.get("index")
+            state = self._choices.get(index) or self._choice(index)
+            own = state.rise_to(count) if count is not None and len(choices) == 1 else None
+            shown = self._take_choice(state, choice, choice.get("delta"), stamp_ns)
+            if own is None and (ids := choice.get("token_ids")):
+                own = list_length(ids)
+            if shown or own:
+                bears = state.has_tokens = True
+                tokens = None if tokens is None or own is None else tokens + own
+        return bears, tokens
+
+    def _take_choice(self, state: Choice, choice: Mapping[str, Any], delta: Any, stamp_ns: int) -> bool:
+        """Take text, reasoning, tool calls and finish reason; True if it shows any of the first three."""
+        bears = shown = False
+        if delta is None:
+            text = choice.get("text")
+        else:
+            text = delta.get("content")
+            bears = keep(state.reasoning, delta.get("reasoning") or delta.get("reasoning_content"))
+            calls = delta.get("tool_calls")
+            if calls and self._take_tool_calls(state, calls):
+                bears = shown = True
+        if text:
+            shown = bears = keep(state.text, text)
+        if bears:
+            state.has_tokens = True
+            if shown and self._first_shown_ns is None:
+                self._first_shown_ns = stamp_ns
+        finish_reason = choice.get("finish_reason")
+        if finish_reason is not None:
+            self._take_finish_reason(state, finish_reason)
+        return bears
+
+    def _take_tool_calls(self, state: Choice, calls: list[Any]) -> bool:
+        bears = False
+        for position, fragment in enumerate(calls):
+            index = fragment.get("index", position)
+            if type(index) is not int:
+                raise MalformedError
+            bears |= state.tool_calls.setdefault(index, ToolCall()).take(fragment)
+        return bears
+
+    def _take_finish_reason(self, state: Choice, reason: object) -> None:
+        state.finish_reason = text = short_text(reason) or ""
+        if text in _FAILED_REASONS:
+            self._fail(f"finish reason {text}")
+            self.finish_reason = text
+        elif self.finish_reason is None:
+            self.finish_reason = text
+
+    def _take_usage(self, usage: Mapping[str, Any]) -> int | None:
+        """Take all but the output tokens, and return these."""
+        prompt_tokens = token_count(usage.get("prompt_tokens"))
+        if prompt_tokens is not None:
+            self.prompt_tokens = prompt_tokens
+        if details := usage.get("prompt_tokens_details"):
+            self.cached_tokens = token_count(details.get("cached_tokens"))
+        if details := usage.get("completion_tokens_details"):
+            self.reasoning_tokens = token_count(details.get("reasoning_tokens"))
+        return token_count(usage.get("completion_tokens"))
+
+    def _add_up(self, choices: list[Any], count: int) -> None:
+        if len(choices) == 1 and len(self._choices) > 1:
+            count = sum(choice.tokens or 0 for choice in self._choices.values())
+        self.completion_tokens = count
+
+    def _on_no_choices(self, chunk: Mapping[str, Any]) -> None:
+        usage = chunk.get("usage")
+        if usage is not None:
+            total = self._take_usage(usage)
+            if total is not None:
+                self.completion_tokens = total
+        if not self._on_error(chunk) and usage is None:
+            self.ignored += 1
+
+    def _on_plain_text(self, text: str, kind: bytes, stamp_ns: int) -> None:
+        if text.startswith("[DONE]"):
+            self.ended = True
+            self.done_ns = stamp_ns
+        elif not text or kind != b"message":
+            self.ignored += 1
+        else:
+            self.events += 1
+            self._on_malformed(text)
+
+    def _on_malformed(self, what: object) -> None:
+        self.malformed += 1
+        if self.error is None:
+            self.error = bounded("not a completion: " + (what if isinstance(what, str) else error_message(what)))
+
+    def _on_error(self, chunk: Mapping[str, Any]) -> bool:
+        error = error_in(chunk)
+        if error is None:
+            return False
+        self._fail(error_message(error))
+        return True
+
+    def _fail(self, message: str) -> None:
+        if not self._error_event:
+            self._error_event = True
+            self.error = message or "the server reported an error without words"
