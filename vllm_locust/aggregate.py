@@ -1,0 +1,232 @@
+"""What one worker has seen so far, for live views: histograms and counters that merge exactly.
+
+A worker sends the whole of it again and again, each time with a higher sequence number; ``Snapshots`` keeps the
+newest of each worker and merges when read. So a message that is lost, late or repeated costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_locust.histogram import LogHistogram
+from vllm_locust.outcome import Outcome
+
+SCHEMA: Final = 1
+HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "schedule_lag", "receive_lag")
+COUNTERS: Final = (
+    "sent",
+    "in_flight",
+    "chunks",
+    "coalesced_chunks",
+    "prompt_tokens",
+    "output_tokens",
+    "good",
+    "not_good",
+    "dropped_arrivals",
+)
+"""All of them add over workers, the gauge ``in_flight`` too: each worker's newest snapshot has its own."""
+MAX_WORKER_ID: Final = 200
+_MAX_COUNT: Final = 1 << 53
+
+
+class ObservedRequest(Protocol):
+    """The facts of a ``RequestRecord`` that live views need."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def ttft_ns(self) -> int | None: ...
+    @property
+    def e2e_ns(self) -> int | None: ...
+    @property
+    def schedule_lag_ns(self) -> int | None: ...
+    @property
+    def receive_lag_max_ns(self) -> int | None: ...
+    @property
+    def chunk_ns(self) -> Sequence[int]: ...
+    @property
+    def chunk_tokens(self) -> Sequence[int] | None: ...
+    @property
+    def prompt_tokens(self) -> int | None: ...
+    @property
+    def output_tokens(self) -> int | None: ...
+    @property
+    def coalesced(self) -> int: ...
+
+
+def _no_histograms() -> dict[str, LogHistogram]:
+    return {name: LogHistogram() for name in HISTOGRAMS}
+
+
+@dataclass(slots=True)
+class RunAggregate:
+    """``finished`` counts requests by outcome. Latencies are those of ok requests, lags those of all."""
+
+    histograms: dict[str, LogHistogram] = field(default_factory=_no_histograms)
+    finished: dict[Outcome, int] = field(default_factory=dict)
+    sent: int = 0
+    in_flight: int = 0
+    chunks: int = 0
+    coalesced_chunks: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    good: int = 0
+    not_good: int = 0
+    dropped_arrivals: int = 0
+
+    def request_sent(self) -> None:
+        self.sent += 1
+        self.in_flight += 1
+
+    def observe(self, request: ObservedRequest, good: bool | None = None) -> None:
+        """Take in a request that has ended, and was announced by ``request_sent``; ``good`` as the SLOs judge it."""
+        self.in_flight -= 1
+        self.finished[request.outcome] = self.finished.get(request.outcome, 0) + 1
+        self.prompt_tokens += request.prompt_tokens or 0
+        self.output_tokens += request.output_tokens or 0
+        self.chunks += len(request.chunk_ns)
+        self.coalesced_chunks += request.coalesced
+        self.good += good is True
+        self.not_good += good is False
+        self._record("schedule_lag", request.schedule_lag_ns)
+        self._record("receive_lag", request.receive_lag_max_ns)
+        if request.outcome == Outcome.OK:
+            self._observe_latency(request)
+
+    def _observe_latency(self, request: ObservedRequest) -> None:
+        self._record("ttft", request.ttft_ns)
+        self._record("e2e", request.e2e_ns)
+        if request.ttft_ns is not None and request.schedule_lag_ns is not None:
+            self._record("ttft_from_schedule", request.ttft_ns + request.schedule_lag_ns)
+        if len(request.chunk_ns) < 2:
+            return
+        times = np.asarray(request.chunk_ns, dtype=np.int64)
+        if request.output_tokens is not None and request.output_tokens > 1:
+            self._record("tpot", round(int(times[-1] - times[0]) / (request.output_tokens - 1)))
+        self.histograms["chunk_gap"].record_many(np.diff(times))
+        if request.chunk_tokens is not None and len(request.chunk_tokens) == len(times):
+            self._observe_itl(times, np.asarray(request.chunk_tokens, dtype=np.int64))
+
+    def _observe_itl(self, times: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """A chunk without tokens gives no sample: its gap goes to the next that has some."""
+        if (tokens <= 0).any():
+            times, tokens = times[tokens > 0], tokens[tokens > 0]
+        gaps, weights = np.diff(times), tokens[1:]
+        if (weights == 1).all():
+            self.histograms["itl"].record_many(gaps)
+        else:
+            self.histograms["itl"].record_many(gaps / weights, weights)
+
+    def _record(self, name: str, value_ns: int | None) -> None:
+        if value_ns is not None:
+            self.histograms[name].record(value_ns)
+
+    def merge(self, other: RunAggregate) -> RunAggregate:
+        merged = RunAggregate(
+            histograms={name: self.histograms[name].merge(other.histograms[name]) for name in HISTOGRAMS},
+            finished={
+                outcome: self.finished.get(outcome, 0) + other.finished.get(outcome, 0)
+                for outcome in Outcome
+                if outcome in self.finished or outcome in other.finished
+            },
+        )
+        for name in COUNTERS:
+            setattr(merged, name, getattr(self, name) + getattr(other, name))
+        return merged
+
+    def to_message(self, worker_id: str, sequence: int) -> dict[str, Any]:
+        """A snapshot as msgpack can carry it: text, integers and bytes."""
+        return {
+            "schema": SCHEMA,
+            "worker_id": worker_id,
+            "sequence": sequence,
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "finished": {str(outcome): count for outcome, count in self.finished.items()},
+            "histograms": {name: self.histograms[name].to_bytes() for name in HISTOGRAMS},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    worker_id: str
+    sequence: int
+    aggregate: RunAggregate
+
+    @classmethod
+    def from_message(cls, message: object) -> Snapshot:
+        """Raises ValueError, naming the field, on anything that ``to_message`` cannot have made."""
+        if not isinstance(message, Mapping):
+            raise ValueError(f"a snapshot is a mapping, not {type(message).__name__}")
+        if message.get("schema") != SCHEMA:
+            raise ValueError(f"snapshot field 'schema' is {message.get('schema')!r}: this version reads {SCHEMA}")
+        worker_id = message.get("worker_id")
+        if not isinstance(worker_id, str) or not 0 < len(worker_id) <= MAX_WORKER_ID:
+            raise ValueError(f"snapshot field 'worker_id' is not a text of 1 to {MAX_WORKER_ID} characters")
+        counters = _mapping(message, "counters", COUNTERS)
+        aggregate = RunAggregate()
+        for name in COUNTERS:
+            setattr(aggregate, name, _count(counters[name], f"counters.{name}"))
+        finished = _mapping(message, "finished", None)
+        for name, count in finished.items():
+            if name not in Outcome.__members__.values():
+                raise ValueError(f"snapshot field 'finished' has the unknown outcome {str(name)[:40]!r}")
+            aggregate.finished[Outcome(name)] = _count(count, f"finished.{name}")
+        for name, data in _mapping(message, "histograms", HISTOGRAMS).items():
+            aggregate.histograms[name] = _histogram(data, name)
+        return cls(worker_id, _count(message.get("sequence"), "sequence"), aggregate)
+
+
+def _mapping(message: Mapping[Any, Any], name: str, keys: Sequence[str] | None) -> Mapping[Any, Any]:
+    value = message.get(name)
+    if not isinstance(value, Mapping) or (keys is not None and set(value) != set(keys)):
+        expected = "" if keys is None else " with the keys " + ", ".join(keys)
+        raise ValueError(f"snapshot field {name!r} is not a mapping{expected}")
+    return value
+
+
+def _count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"snapshot field {name!r} is not a count from 0 to 2^53")
+    return value
+
+
+def _histogram(data: object, name: str) -> LogHistogram:
+    if not isinstance(data, bytes):
+        raise ValueError(f"snapshot field 'histograms.{name}' is not bytes")
+    try:
+        return LogHistogram.from_bytes(data)
+    except ValueError as error:
+        raise ValueError(f"snapshot field 'histograms.{name}': {error}") from error
+
+
+class Snapshots:
+    """The newest snapshot of each worker."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Snapshot] = {}
+
+    def offer(self, snapshot: Snapshot) -> bool:
+        """Keep it if it is newer than what is there; whether it was."""
+        known = self._newest.get(snapshot.worker_id)
+        if known is not None and known.sequence >= snapshot.sequence:
+            return False
+        self._newest[snapshot.worker_id] = snapshot
+        return True
+
+    @property
+    def worker_ids(self) -> list[str]:
+        return sorted(self._newest)
+
+    def of_worker(self, worker_id: str) -> Snapshot | None:
+        return self._newest.get(worker_id)
+
+    def merged(self) -> RunAggregate:
+        whole = RunAggregate()
+        for worker_id in self.worker_ids:
+            whole = whole.merge(self._newest[worker_id].aggregate)
+        return whole

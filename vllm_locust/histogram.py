@@ -1,0 +1,183 @@
+"""A mergeable histogram for live views: log buckets of ratio 1.01, so a quantile is within 0.5 % of the exact nearest
+rank.
+
+Values are durations in nanoseconds from 1 ns to about 292 years. Zero has a count of its own; a negative value (a
+clock that went back) and one that is too large are counted by name, and the exact minimum and maximum stand for them
+in quantiles. Merging adds integers, so order and grouping do not matter. For the final result see ``statistics``: it
+is exact and needs no buckets.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_locust.statistics import nearest_rank
+
+RATIO: Final = 1.01
+BUCKETS: Final = 4400
+LIMIT_NS: Final = 1 << 63
+
+_LOG_RATIO = math.log(RATIO)
+_MAGIC = b"VLH1"
+# magic, used buckets, zero, negative, too large, has min and max, min, max, then the sum as 16 bytes
+_HEADER = struct.Struct("<4sHQQQ?qq16s")
+_INT64_MAX = (1 << 63) - 1
+
+
+class LogHistogram:
+    """``record`` one value or ``record_many``; ``merge`` gives a new one; ``==`` compares contents."""
+
+    __slots__ = ("_counts", "max_ns", "min_ns", "negative", "sum_ns", "too_large", "zero")
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(BUCKETS, dtype=np.int64)
+        self.zero = 0
+        self.negative = 0
+        self.too_large = 0
+        self.sum_ns = 0
+        self.min_ns: int | None = None
+        self.max_ns: int | None = None
+
+    @property
+    def n(self) -> int:
+        return int(self._counts.sum()) + self.zero + self.negative + self.too_large
+
+    @property
+    def mean_ns(self) -> float | None:
+        return self.sum_ns / n if (n := self.n) else None
+
+    def record(self, value_ns: int, weight: int = 1) -> None:
+        self.sum_ns += value_ns * weight
+        self._extend_range(value_ns, value_ns)
+        if value_ns >= LIMIT_NS:
+            self.too_large += weight
+        elif value_ns > 0:
+            self._counts[int(math.log(value_ns) / _LOG_RATIO)] += weight
+        elif value_ns == 0:
+            self.zero += weight
+        else:
+            self.negative += weight
+
+    def record_many(
+        self, values_ns: npt.NDArray[np.int64] | npt.NDArray[np.float64], weights: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        """``weights[i]`` samples of ``values_ns[i]``, which may have fractions of a nanosecond above 1 ns."""
+        if not len(values_ns):
+            return
+        low, high = values_ns.min(), values_ns.max()
+        if not (np.isfinite(low) and np.isfinite(high)) or abs(high) >= LIMIT_NS:
+            raise ValueError(f"durations from {low} to {high} ns are not all finite and below 2^63 ns")
+        self.sum_ns += round(float(values_ns @ weights)) if weights is not None else round(float(values_ns.sum()))
+        self._extend_range(math.floor(low), math.ceil(high))
+        if low < 1:
+            values_ns, weights = self._set_aside_small(values_ns, weights)
+            if not len(values_ns):
+                return
+        index = (np.log(values_ns) / _LOG_RATIO).astype(np.int64)
+        first = int(index.min())
+        counts = np.bincount(index - first, weights=weights)
+        self._counts[first : first + len(counts)] += counts.astype(np.int64)
+
+    def _set_aside_small(
+        self, values_ns: npt.NDArray[np.int64] | npt.NDArray[np.float64], weights: npt.NDArray[np.int64] | None
+    ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.float64], npt.NDArray[np.int64] | None]:
+        """Count what is below the first bucket; less than a nanosecond is as good as zero."""
+        each = np.ones(len(values_ns), dtype=np.int64) if weights is None else weights
+        self.negative += int(each[values_ns < 0].sum())
+        self.zero += int(each[(values_ns >= 0) & (values_ns < 1)].sum())
+        keep = values_ns >= 1
+        return values_ns[keep], None if weights is None else weights[keep]
+
+    def _extend_range(self, low: int, high: int) -> None:
+        self.min_ns = low if self.min_ns is None else min(self.min_ns, low)
+        self.max_ns = high if self.max_ns is None else max(self.max_ns, high)
+
+    def quantile(self, q: Fraction) -> float | None:
+        """Percentile q in ns by nearest rank, within 0.5 %; None when nothing was recorded."""
+        if self.min_ns is None or self.max_ns is None:
+            return None
+        rank = nearest_rank(self.n, q)
+        if rank <= self.negative:
+            return float(self.min_ns)
+        rank -= self.negative
+        if rank <= self.zero:
+            return 0.0
+        rank -= self.zero
+        cumulative = np.cumsum(self._counts)
+        if rank > cumulative[-1]:
+            return float(self.max_ns)
+        bucket = int(np.searchsorted(cumulative, rank, side="left"))
+        middle = 2 * math.exp(bucket * _LOG_RATIO) * RATIO / (1 + RATIO)
+        return min(max(middle, float(self.min_ns)), float(self.max_ns))
+
+    def copy(self) -> LogHistogram:
+        return self.merge(LogHistogram())
+
+    def merge(self, other: LogHistogram) -> LogHistogram:
+        merged = LogHistogram()
+        merged._counts = self._counts + other._counts
+        merged.zero = self.zero + other.zero
+        merged.negative = self.negative + other.negative
+        merged.too_large = self.too_large + other.too_large
+        merged.sum_ns = self.sum_ns + other.sum_ns
+        for part in (self, other):
+            if part.min_ns is not None and part.max_ns is not None:
+                merged._extend_range(part.min_ns, part.max_ns)
+        return merged
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LogHistogram) and self.to_bytes() == other.to_bytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_bytes(self) -> bytes:
+        """Only the buckets in use: 2 bytes of index and 8 of count each."""
+        used = np.flatnonzero(self._counts)
+        header = _HEADER.pack(
+            _MAGIC,
+            len(used),
+            self.zero,
+            self.negative,
+            self.too_large,
+            self.min_ns is not None,
+            _to_int64(self.min_ns),
+            _to_int64(self.max_ns),
+            self.sum_ns.to_bytes(16, "little", signed=True),
+        )
+        return header + used.astype("<u2").tobytes() + self._counts[used].astype("<u8").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> LogHistogram:
+        """Raises ValueError on anything that ``to_bytes`` cannot have written."""
+        if len(data) < _HEADER.size:
+            raise ValueError(f"a histogram of {len(data)} bytes is shorter than its header of {_HEADER.size}")
+        magic, used, zero, negative, too_large, has_range, low, high, total = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise ValueError(f"a histogram starts with {_MAGIC!r}, not with {magic!r}")
+        if len(data) != _HEADER.size + 10 * used:
+            raise ValueError(f"a histogram of {used} buckets has {_HEADER.size + 10 * used} bytes, not {len(data)}")
+        index = np.frombuffer(data, dtype="<u2", count=used, offset=_HEADER.size)
+        counts = np.frombuffer(data, dtype="<u8", count=used, offset=_HEADER.size + 2 * used)
+        if used and (index[-1] >= BUCKETS or np.any(np.diff(index.astype(np.int64)) <= 0)):
+            raise ValueError(f"the histogram's bucket numbers are not rising below {BUCKETS}")
+        if np.any(counts == 0) or np.any(counts > 1 << 53) or max(zero, negative, too_large) > 1 << 53:
+            raise ValueError("the histogram has a count outside 1…2^53")
+        histogram = cls()
+        histogram._counts[index] = counts
+        histogram.zero, histogram.negative, histogram.too_large = zero, negative, too_large
+        histogram.sum_ns = int.from_bytes(total, "little", signed=True)
+        if has_range != (histogram.n > 0) or low > high:
+            raise ValueError("the histogram's range does not fit its counts")
+        if has_range:
+            histogram.min_ns, histogram.max_ns = low, high
+        return histogram
+
+
+def _to_int64(value: int | None) -> int:
+    return 0 if value is None else max(-_INT64_MAX, min(_INT64_MAX, value))

@@ -1,0 +1,372 @@
+"""Whether the measurement can be trusted: rules over numbers about the generator itself, with every threshold in one
+place.
+
+Times are bounded, not guessed. Where a chunk has no stamp of its own the record holds the interval in which it came,
+so the true percentile lies between the percentile of the earliest and of the latest possible times. A run is degraded
+when that could have moved a reported percentile by more than 1 % or 1 ms (but no less than the 0.05 ms to which
+stamps are proven), and invalid when it could by more than 5 %. Times stamped by the process itself are off by as much
+as its loop was late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+
+class Status(StrEnum):
+    VALID = "valid"
+    DEGRADED = "degraded"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """The first of a pair is degraded, the second invalid. What is equal to a threshold passes."""
+
+    shift_share: tuple[float, float] = (0.01, 0.05)
+    shift_ns: int = 1_000_000
+    """Degraded as well where a percentile could have moved by this much, whatever its share."""
+    shift_floor_ns: int = 50_000
+    """What is less than the proven error of a stamp is no shift."""
+    schedule_lag_p99_ns: tuple[int, int] = (10_000_000, 100_000_000)
+    achieved_shortfall: tuple[float, float] = (0.01, 0.05)
+    receive_lag_p99_ns: int = 10_000_000
+    user_stamp_lag_p99_ns: tuple[int, int] = (1_000_000, 10_000_000)
+    cpu_fraction_p95: float = 0.90
+    run_delay_share: float = 0.05
+    gc_pause_ns: int = 20_000_000
+    clock_step_ns: int = 1_000_000
+    clock_uncertainty_ns: int = 10_000_000
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far one reported percentile could be off, because chunks came without stamps of their own."""
+
+    metric: str
+    percentile: str
+    reported_ns: float
+    lowest_ns: float
+    highest_ns: float
+
+    @property
+    def shift_ns(self) -> float:
+        return max(self.reported_ns - self.lowest_ns, self.highest_ns - self.reported_ns)
+
+    @property
+    def share(self) -> float:
+        return self.shift_ns / self.reported_ns if self.reported_ns > 0 else float(self.shift_ns > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known about a run. None: not known or not applicable, and no rule fires on it."""
+
+    window_requests: int
+    window_ok: int
+    attempted: int
+    failed: int
+    max_failures: float | None = None
+    records_lost: int = 0
+    spooled_batches: int = 0
+    workers_expected: int | None = None
+    workers_missing: Sequence[str] = ()
+    shifts: Sequence[Shift] = ()
+    coalesced_share: float | None = None
+    """Share of the chunk gaps that touch a chunk without a stamp of its own."""
+    schedule_lag_p99_ns: float | None = None
+    slots_were_full: bool = False
+    planned_arrivals: int | None = None
+    sent_in_time: int | None = None
+    """Of the planned arrivals, those that were sent within their stage."""
+    receive_lag_p99_ns: float | None = None
+    user_stamp_share: float = 0.0
+    loop_lag_p99_ns: float | None = None
+    cpu_fraction_p95: float | None = None
+    cpu_worker: str | None = None
+    run_delay_share: float | None = None
+    gc_pause_max_ns: int | None = None
+    clock_step_max_ns: int | None = None
+    clock_uncertainty_max_ns: int | None = None
+    stopped_early: str | None = None
+    """Why the run ended before its time."""
+    token_sources: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    code: str
+    severity: Status
+    sentence: str
+    value: float | None
+    fails_run: bool = False
+    """Exit code 1, whatever else applies."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "code": self.code,
+            "severity": str(self.severity),
+            "sentence": self.sentence,
+            "value": self.value,
+            "fails_run": self.fails_run,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    status: Status
+    reasons: tuple[Reason, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"status": str(self.status), "reasons": [reason.as_json() for reason in self.reasons]}
+
+
+_Rule = Callable[[Evidence, Thresholds], Reason | None]
+
+
+def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
+    """The worst severity of all reasons, the worst first."""
+    found = [reason for rule in RULES if (reason := rule(evidence, thresholds)) is not None]
+    reasons = tuple(sorted(found, key=lambda r: (not r.fails_run, r.severity is not Status.INVALID)))
+    if any(reason.severity is Status.INVALID for reason in reasons):
+        return Verdict(Status.INVALID, reasons)
+    return Verdict(Status.DEGRADED if reasons else Status.VALID, reasons)
+
+
+def exit_code(verdict: Verdict, slo_missed: bool) -> int:
+    """Of a run that was started at all (bad usage is 2, and comes first)."""
+    if any(reason.fails_run for reason in verdict.reasons):
+        return 1
+    if verdict.status is Status.INVALID:
+        return 4
+    return 3 if slo_missed else 0
+
+
+def _ms(value_ns: float) -> str:
+    return f"{value_ns / 1e6:.3g} ms" if value_ns < 1e9 else f"{value_ns / 1e9:.3g} s"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g} %"
+
+
+def _nothing_measured(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.window_ok:
+        return None
+    if not evidence.attempted:
+        sentence = "Nothing was measured: no request was sent."
+    elif not evidence.window_requests:
+        sentence = f"Nothing was measured: none of the {evidence.attempted} requests falls into the measurement window."
+    else:
+        sentence = f"Nothing was measured: all {evidence.window_requests} requests of the window failed."
+    return Reason("nothing_measured", Status.INVALID, sentence, 0, fails_run=True)
+
+
+def _too_many_failures(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.max_failures is None or not evidence.attempted:
+        return None
+    share = evidence.failed / evidence.attempted
+    if share <= evidence.max_failures:
+        return None
+    sentence = (
+        f"{evidence.failed} of {evidence.attempted} requests failed ({_percent(share)}); "
+        f"--max-failures allows {_percent(evidence.max_failures)}."
+    )
+    return Reason("too_many_failures", Status.DEGRADED, sentence, share, fails_run=True)
+
+
+def _records_lost(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if not evidence.records_lost:
+        return None
+    sentence = f"{evidence.records_lost} record batches that workers sent are in no file of the run."
+    return Reason("records_lost", Status.INVALID, sentence, evidence.records_lost, fails_run=True)
+
+
+def _spool_left(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if not evidence.spooled_batches:
+        return None
+    sentence = (
+        f"{evidence.spooled_batches} record batches still lie in workers' spool files: "
+        "complete the run with `vllm-locust merge`."
+    )
+    return Reason("spool_left", Status.INVALID, sentence, evidence.spooled_batches, fails_run=True)
+
+
+def _workers_missing(evidence: Evidence, _: Thresholds) -> Reason | None:
+    missing = evidence.workers_missing
+    if not missing:
+        return None
+    of = "" if evidence.workers_expected is None else f" of {evidence.workers_expected}"
+    sentence = f"{len(missing)}{of} workers were missing for part of the run or at its end: {', '.join(missing[:10])}."
+    return Reason("workers_missing", Status.INVALID, sentence, len(missing), fails_run=True)
+
+
+def _coalesced(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    moved = [shift for shift in evidence.shifts if shift.shift_ns > thresholds.shift_floor_ns]
+    if not moved:
+        return None
+    worst = max(moved, key=lambda shift: (shift.share, shift.shift_ns))
+    degraded, invalid = thresholds.shift_share
+    if worst.share <= degraded and all(shift.shift_ns <= thresholds.shift_ns for shift in moved):
+        return None
+    if worst.share <= degraded:
+        worst = max(moved, key=lambda shift: shift.shift_ns)
+    touched = "" if (share := evidence.coalesced_share) is None else f" {_percent(share)} of the gaps are touched."
+    sentence = (
+        f"One read brought several chunks, so {worst.percentile.replace('_', '.')} of {worst.metric} could be off "
+        f"by up to {_ms(worst.shift_ns)} ({_percent(worst.share)} of {_ms(worst.reported_ns)}): "
+        f"the load was more than the worker processes could read in time.{touched}"
+    )
+    return Reason("coalesced", Status.INVALID if worst.share > invalid else Status.DEGRADED, sentence, worst.share)
+
+
+def _pair(value: float, pair: tuple[float, float]) -> Status | None:
+    if value <= pair[0]:
+        return None
+    return Status.DEGRADED if value <= pair[1] else Status.INVALID
+
+
+def _user_stamps(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    lag = evidence.loop_lag_p99_ns
+    if not evidence.user_stamp_share or lag is None:
+        return None
+    severity = _pair(lag, thresholds.user_stamp_lag_p99_ns)
+    if severity is None:
+        return None
+    sentence = (
+        f"{_percent(evidence.user_stamp_share)} of the requests were stamped by the process and not by the kernel, "
+        f"and the process's loop was up to {_ms(lag)} late (p99): times are too long by as much."
+    )
+    return Reason("user_stamps", severity, sentence, lag)
+
+
+def _receive_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    lag = evidence.receive_lag_p99_ns
+    if lag is None or lag <= thresholds.receive_lag_p99_ns:
+        return None
+    sentence = (
+        f"Bytes waited up to {_ms(lag)} (p99) until the process read them. "
+        "The kernel's stamps do not depend on it, but the process has no head-room."
+    )
+    return Reason("receive_lag", Status.DEGRADED, sentence, lag)
+
+
+def _schedule_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    lag = evidence.schedule_lag_p99_ns
+    severity = None if lag is None else _pair(lag, thresholds.schedule_lag_p99_ns)
+    if lag is None or severity is None:
+        return None
+    if evidence.slots_were_full:
+        sentence = (
+            f"Requests were sent up to {_ms(lag)} after they were due (p99) because every slot was busy: "
+            "TTFT from schedule includes the wait; raise -u to send them in time."
+        )
+        return Reason("slots_full", Status.DEGRADED, sentence, lag)
+    sentence = f"Requests were sent up to {_ms(lag)} after they were due (p99): the generator was late, add workers."
+    return Reason("schedule_lag", severity, sentence, lag)
+
+
+def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    if not evidence.planned_arrivals or evidence.sent_in_time is None:
+        return None
+    shortfall = 1 - evidence.sent_in_time / evidence.planned_arrivals
+    severity = _pair(shortfall, thresholds.achieved_shortfall)
+    if severity is None:
+        return None
+    sentence = (
+        f"{evidence.sent_in_time} of {evidence.planned_arrivals} planned arrivals were sent within their stage "
+        f"({_percent(shortfall)} short): the load was not the one asked for."
+    )
+    if evidence.slots_were_full:
+        severity = Status.DEGRADED
+        sentence += " Every slot was busy: raise -u."
+    return Reason("rate_missed", severity, sentence, shortfall)
+
+
+def _cpu_saturated(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    cpu = evidence.cpu_fraction_p95
+    if cpu is None or cpu <= thresholds.cpu_fraction_p95:
+        return None
+    who = "A worker" if evidence.cpu_worker is None else f"Worker {evidence.cpu_worker}"
+    sentence = f"{who} used {_percent(cpu)} of a core in its busiest seconds (p95): add worker processes."
+    return Reason("cpu_saturated", Status.DEGRADED, sentence, cpu)
+
+
+def _run_delay(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    share = evidence.run_delay_share
+    if share is None or share <= thresholds.run_delay_share:
+        return None
+    sentence = f"A worker waited for a core {_percent(share)} of the time: something else runs on this machine."
+    return Reason("run_delay", Status.DEGRADED, sentence, share)
+
+
+def _gc_pause(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    pause = evidence.gc_pause_max_ns
+    if pause is None or pause <= thresholds.gc_pause_ns:
+        return None
+    return Reason(
+        "gc_pause", Status.DEGRADED, f"Garbage collection stopped a worker for {_ms(pause)} in a second.", pause
+    )
+
+
+def _clock_stepped(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    step = evidence.clock_step_max_ns
+    if step is None or step <= thresholds.clock_step_ns:
+        return None
+    sentence = (
+        f"A host's wall clock was set by {_ms(step)} during the run: durations are right, "
+        "but its series may be shifted against those of other hosts."
+    )
+    return Reason("clock_stepped", Status.DEGRADED, sentence, step)
+
+
+def _clock_uncertain(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    uncertainty = evidence.clock_uncertainty_max_ns
+    if uncertainty is None or uncertainty <= thresholds.clock_uncertainty_ns:
+        return None
+    sentence = f"Clocks of hosts could only be compared to ±{_ms(uncertainty)}: their series may be shifted."
+    return Reason("clock_uncertain", Status.DEGRADED, sentence, uncertainty)
+
+
+def _stopped_early(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.stopped_early is None:
+        return None
+    return Reason("stopped_early", Status.DEGRADED, f"The run was stopped early: {evidence.stopped_early}.", None)
+
+
+def _token_sources(evidence: Evidence, _: Thresholds) -> Reason | None:
+    sources = sorted(evidence.token_sources)
+    if len(sources) > 1:
+        sentence = f"Tokens were counted in different ways ({', '.join(sources)}): token rates mix them."
+        return Reason("token_source_mixed", Status.DEGRADED, sentence, len(sources))
+    if sources == ["chunks"]:
+        sentence = "The server reported no usage, so each chunk counts as one token: give --tokenizer to count them."
+        return Reason("tokens_are_chunks", Status.DEGRADED, sentence, None)
+    return None
+
+
+RULES: Final[tuple[_Rule, ...]] = (
+    _nothing_measured,
+    _too_many_failures,
+    _records_lost,
+    _spool_left,
+    _workers_missing,
+    _coalesced,
+    _user_stamps,
+    _schedule_lag,
+    _rate_missed,
+    _receive_lag,
+    _cpu_saturated,
+    _run_delay,
+    _gc_pause,
+    _clock_stepped,
+    _clock_uncertain,
+    _stopped_early,
+    _token_sources,
+)
