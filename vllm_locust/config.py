@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from vllm_locust.errors import UsageError
-from vllm_locust.protocol import Api
+from vllm_locust.protocol import Api, extra_body_problems
 from vllm_locust.slo import parse_slo
 
 TransportName = Literal["kernel", "sse", "openai"]
@@ -328,7 +328,5 @@ def _combinations(values: Mapping[str, Any]) -> list[str]:
     low, high = values["think_time_ns"]
     if low > high:
         problems.append("--think-time: the first time of the range is the longer one; swap them")
-    reserved = {"model", "messages", "prompt", "stream", "stream_options"} & set(values["extra_body"])
-    if reserved:
-        problems.append(f"--extra-body: {', '.join(sorted(reserved))} is set by the tool; use its flag instead")
+    problems += extra_body_problems(values["extra_body"])
     return problems

@@ -12,6 +12,7 @@ from vllm_locust.completion import CompletionReader
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import Exchange
 from vllm_locust.outcome import Outcome
+from vllm_locust.protocol import error_text, is_event_stream
 from vllm_locust.sse import EventDecoder
 
 ERROR_BODY_BYTES = 65536
@@ -54,13 +55,9 @@ class HttpAnswer:
         self.exchange.retry_after = _text(header(b"retry-after"))
         self.keep_alive = _text(header(b"keep-alive"))
         self._between_chunks = header(b"transfer-encoding", b"").lower() == b"chunked"
-        if status == 200 and header(b"content-type", b"").lower().startswith(b"text/event-stream"):
-            if header(b"content-encoding", b"identity").lower() == b"identity":
-                self._decoder = EventDecoder()
-            else:
-                self.exchange.error = (
-                    f"the stream is compressed ({_text(header(b'content-encoding'))}), which hides tokens"
-                )
+        coding = _text(header(b"content-encoding")) or "identity"
+        if status == 200 and coding.lower() != "identity":
+            self.exchange.error = f"the answer is compressed ({coding}), which hides when its tokens came"
 
     def on_chunk_header(self) -> None:
         self._between_chunks = False
@@ -114,11 +111,17 @@ class HttpAnswer:
         self.reusable = False
 
     def _take_body(self, body: bytes, read: Read) -> None:
+        status = self.exchange.http_status
+        if self._decoder is None and status == 200 and not self._collected and self._is_event_stream(body):
+            self._decoder = EventDecoder()
         if self._decoder is not None:
             self._take_events(body, read)
             return
-        limit = JSON_BODY_BYTES if self.exchange.http_status == 200 else ERROR_BODY_BYTES
+        limit = JSON_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
         self._collected += body[: max(0, limit - len(self._collected))]
+
+    def _is_event_stream(self, head: bytes) -> bool:
+        return is_event_stream(_text(self._headers.get(b"content-type")), head)
 
     def _take_events(self, body: bytes, read: Read) -> None:
         decoder = self._decoder
@@ -137,13 +140,13 @@ class HttpAnswer:
         exchange = self.exchange
         self.reusable = not self._extra and self._message_ended and self._parser.should_keep_alive()
         if exchange.http_status != 200:
-            words = bytes(self._collected).decode("utf-8", "replace").strip()
-            self._end(Outcome.HTTP_ERROR, words[:500] or f"status {exchange.http_status} with an empty body")
+            words = error_text(bytes(self._collected))
+            self._end(Outcome.HTTP_ERROR, words or f"status {exchange.http_status} with an empty body")
             return
         if exchange.error is not None:
             self._end(Outcome.BAD_RESPONSE, exchange.error)
             return
-        if self._decoder is None:
+        if self._decoder is None and (self._collected or not self._is_event_stream(b"")):
             self._completion.on_body(bytes(self._collected), stamp_ns)
         self._completion.on_end(stamp_ns)
         self._end(self._completion.outcome(), self._completion.error)

@@ -1,0 +1,152 @@
+"""Asks the server what it is before any load is sent. Only GET requests, never a POST."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+import httptools
+
+from vllm_locust.config import RunConfig, Target
+from vllm_locust.errors import TargetError
+from vllm_locust.load.connection import Connection, ConnectionPool, receive
+from vllm_locust.load.transport import tls_context
+from vllm_locust.protocol import error_text
+
+BODY_LIMIT = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What ``/v1/models`` and ``/version`` said. None where the server did not say."""
+
+    model: str
+    max_model_len: int | None
+    is_vllm: bool
+    version: str | None
+
+    @property
+    def tells_usage_per_chunk(self) -> bool:
+        """vLLM gives usage on every chunk when asked; what others do with the wish is not known."""
+        return self.is_vllm
+
+
+class _Get:
+    """Collects one answer for httptools."""
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        self.body = bytearray()
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+def ask_server(config: RunConfig, api_key: str | None) -> ServerFacts:
+    """Check every target. Raises TargetError that names the target, what it answered and what to change."""
+    pool = _pool(config)
+    try:
+        facts = [_ask_target(pool, config, target, api_key) for target in config.targets]
+    finally:
+        pool.close()
+    known = [fact.max_model_len for fact in facts if fact.max_model_len is not None]
+    return ServerFacts(
+        model=facts[0].model,
+        max_model_len=min(known, default=None),
+        is_vllm=all(fact.is_vllm for fact in facts),
+        version=facts[0].version,
+    )
+
+
+def _pool(config: RunConfig) -> ConnectionPool:
+    try:
+        return ConnectionPool(tls_context(config.tls), config.proxy)
+    except OSError as error:
+        raise TargetError(
+            f"--ca-file, --cert-file, --key-file: {error}; give readable PEM files that belong together"
+        ) from None
+
+
+def _ask_target(pool: ConnectionPool, config: RunConfig, target: Target, api_key: str | None) -> ServerFacts:
+    status, body = _get(pool, config, target, "/v1/models", api_key)
+    place = f"GET {target.url}/v1/models"
+    if status in (401, 403):
+        fix = "the server refuses this API key" if api_key else "the server wants an API key"
+        raise TargetError(f"{place} answered {status}: {fix}; set OPENAI_API_KEY or --api-key-file")
+    if status != 200:
+        raise TargetError(
+            f"{place} answered {status} ({error_text(body) or 'empty body'}); --host must be the base address of a
+            server " "with the OpenAI API, with or without /v1 at its end" ) try: models = [model for model in
+            json.loads(body)["data"] if isinstance(model["id"], str)] except (ValueError, KeyError, TypeError): raise
+            TargetError(f"{place} did not answer with a list of models; is {target.url} the OpenAI API?") from None if
+            not models: raise TargetError(f"{place} lists no model; load one, or name it with --model") chosen =
+            _chosen(models, config.model, place) is_vllm = chosen.get("owned_by") == "vllm" max_model_len =
+            chosen.get("max_model_len") return ServerFacts( model=chosen["id"], max_model_len=max_model_len if
+            isinstance(max_model_len, int) else None, is_vllm=is_vllm, version=_version(pool, config, target, api_key)
+            if is_vllm else None, )
+
+
+def _chosen(models: list[dict[str, Any]], name: str | None, place: str) -> dict[str, Any]:
+    if name is None:
+        return models[0]
+    for model in models:
+        if model["id"] == name:
+            return model
+    served = ", ".join(model["id"] for model in models[:10])
+    raise TargetError(f"--model: {name!r} is not served; {place} lists {served}")
+
+
+def _version(pool: ConnectionPool, config: RunConfig, target: Target, api_key: str | None) -> str | None:
+    status, body = _get(pool, config, target, "/version", api_key)
+    try:
+        answer: Mapping[str, Any] = json.loads(body) if status == 200 else {}
+        version = answer.get("version")
+    except (ValueError, AttributeError):
+        return None
+    return version if isinstance(version, str) else None
+
+
+def _get(pool: ConnectionPool, config: RunConfig, target: Target, path: str, api_key: str | None) -> tuple[int, bytes]:
+    try:
+        connection = pool.open(target, config.timeouts.connect_ns)
+    except OSError as error:
+        raise TargetError(
+            f"{target.url} cannot be reached: {error.strerror or error}; is the server up, and is --host right?"
+        ) from None
+    limit_ns = config.timeouts.connect_ns
+    try:
+        with gevent.Timeout(None if limit_ns is None else limit_ns / 1e9, TimeoutError("no answer within
+        --timeout-connect")): return _exchange(connection, target, path, api_key) except (OSError,
+        httptools.HttpParserError) as error: raise TargetError(f"GET {target.url}{path} failed: {error}; is this an
+        HTTP server?") from None finally: connection.close()
+
+
+def _exchange(connection: Connection, target: Target, path: str, api_key: str | None) -> tuple[int, bytes]:
+    place = f"{target.prefix}{path}"
+    if connection.proxy_headers is not None:
+        place = f"http://{target.authority}{place}"
+    lines = [f"GET {place} HTTP/1.1", f"Host: {target.authority}", "Accept: application/json", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in connection.proxy_headers or ()]
+    if api_key:
+        lines.append(f"Authorization: Bearer {api_key}")
+    connection.send(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    answer = _Get()
+    parser = httptools.HttpResponseParser(answer)
+    while not answer.complete and len(answer.body) < BODY_LIMIT:
+        data = receive(connection.sock)
+        if not data:
+            if not answer.headers:
+                raise ConnectionResetError("the server closed the connection without an answer")
+            break
+        parser.feed_data(data if connection.tls is None else connection.tls.decrypt(data))
+    return parser.get_status_code(), bytes(answer.body)

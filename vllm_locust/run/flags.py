@@ -1,0 +1,74 @@
+"""The flags that the package adds to Locust's command line, each also as ``VLLM_LOCUST_<FLAG>``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GROUP = "vllm-locust: load on LLM servers"
+
+_SHOWN_IN_WEB_UI = frozenset({"--model", "--workload", "--max-tokens", "--api", "--think-time", "--warmup-requests"})
+"""Only these may be set from the start form. All others keep the command line's value whatever a request to /swarm
+says.
+"""
+
+WEB_OPTIONS = frozenset(flag[2:].replace("-", "_") for flag in _SHOWN_IN_WEB_UI)
+
+_VALUES: tuple[tuple[str, str | None, str], ...] = (
+    ("--model", None, "model to ask for (default: the first of /v1/models)"),
+    ("--api", "chat", "chat or completions"),
+    ("--workload", "sharegpt", "name of a ready workload, a workload YAML, or a ShareGPT JSON or JSONL file"),
+    ("--tokenizer", None, "tokenizer.json, its directory or a hub name, for exact prompt lengths"),
+    ("--max-tokens", None, "output limit of every request (default: the recorded answer's length)"),
+    ("--extra-body", None, "JSON object merged into every request's body"),
+    ("--token-detail", "auto", "auto, on or off: ask for usage on every chunk; auto does so where a vLLM answers"),
+    ("--api-key-file", None, "file that holds the API key (else OPENAI_API_KEY)"),
+    ("--ca-file", None, "PEM file with the CA of the server's certificate"),
+    ("--cert-file", None, "PEM file with the client's certificate"),
+    ("--key-file", None, "PEM file with the client's private key"),
+    ("--transport", "kernel", "kernel, sse or openai: who reads the stream and whose clock stamps it"),
+    ("--proxy", None, "http://HOST:PORT, or env to honour the proxy variables (default: no proxy)"),
+    ("--seed", "0", "seed of the prompts' order and of think times"),
+    ("--think-time", "0s", "pause of a user between two requests: 2s, or 1s-3s for uniform"),
+    ("--warmup-requests", "100", "completions before the measurement window opens"),
+    ("--warmup-time", "60s", "the window opens after this time at the latest"),
+    ("--drain-timeout", "60s", "time for running requests to end after the window"),
+    ("--timeout-connect", "10s", "limit for a connection, TLS included; none switches it off"),
+    ("--timeout-first-token", "10m", "limit from send to first token"),
+    ("--timeout-idle", "2m", "limit between two bytes of an answer"),
+    ("--timeout-total", "none", "limit from send to the end of the answer"),
+    ("--max-failures", "5%", "share of failed requests above which the run has failed (exit 1)"),
+    ("--redis-url", None, "redis://, rediss:// or unix:// address of Redis or Valkey (default: an embedded Valkey)"),
+    ("--redis-password-file", None, "file that holds the Redis password"),
+    ("--ttl", "24h", "time after which the run's keys in Redis expire"),
+    ("--progress", "auto", "auto, off or json: lines about the run while it goes on"),
+    ("--run-dir", None, "directory for the results (default: runs/<run id>)"),
+    ("--run-name", None, "name of the run, shown in its report"),
+)
+_SWITCHES = (
+    ("--force-length", "make every answer exactly as long as its limit (ignore_eos and min_tokens)"),
+    ("--no-stream", "ask for whole answers instead of streams"),
+    ("--insecure", "do not check the server's certificate"),
+)
+_REPEATABLE = (
+    ("--target", "address of a replica, in place of --host; repeat it for several, used in turn"),
+    ("--slo", "'ttft<=2s' per request (defines goodput), 'p99(e2e)<=10s' or 'good_fraction>=0.99' per stage;
+    repeatable"), ("--tag", "key=value kept with the run; repeatable"), )
+
+
+def add_flags(parser: Any) -> None:
+    """Add every flag to Locust's parser, in a group of their own."""
+    group = parser.add_argument_group(GROUP)
+    for flag, default, text in _VALUES:
+        _add(group, flag, text, default=default)
+    for flag, text in _SWITCHES:
+        _add(group, flag, text, action="store_true")
+    for flag, text in _REPEATABLE:
+        _add(group, flag, text, action="append", default=[])
+
+
+def _add(group: Any, flag: str, text: str, **settings: Any) -> None:
+    env_var = "VLLM_LOCUST_" + flag[2:].replace("-", "_").upper()
+    action = group.add_argument(flag, env_var=env_var, help=text.replace("%", "%%"), **settings)
+    # Locust's own add_argument sets these on the parser's actions; a group's actions need them too.
+    action.include_in_web_ui = flag in _SHOWN_IN_WEB_UI
+    action.is_secret = action.is_required = action.is_multiple = False

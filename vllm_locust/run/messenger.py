@@ -1,0 +1,74 @@
+"""Messages between master and workers over Locust's connection, or within one process where there are no workers.
+
+Payloads are plain values that msgpack carries. Whatever a peer sent is checked by the receiver before it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from locust.runners import MasterRunner, Runner, WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+PREPARE = "vllm_locust.prepare"
+READY = "vllm_locust.ready"
+DRAIN = "vllm_locust.drain"
+SNAPSHOT = "vllm_locust.snapshot"
+FLUSHED = "vllm_locust.flushed"
+
+Handler = Callable[[str, Any], None]
+"""Called with the sender's id and the payload, in a greenlet of its own."""
+
+
+class Messenger:
+    """One per process. In a local run the same object is both ends."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._local: dict[str, Handler] = {}
+
+    @property
+    def own_id(self) -> str:
+        return str(self._runner.client_id)
+
+    def on(self, kind: str, handler: Handler) -> None:
+        """Register the handler of a kind of message."""
+        if not isinstance(self._runner, MasterRunner | WorkerRunner):
+            self._local[kind] = handler
+            return
+
+        def listener(environment: Any, msg: Any, **_: Any) -> None:
+            _call(handler, kind, str(msg.node_id), msg.data)
+
+        # concurrent: a handler that waits must not hold up heartbeats.
+        self._runner.register_message(kind, listener, concurrent=True)
+
+    def to_worker(self, worker_id: str, kind: str, payload: Any) -> None:
+        if kind in self._local:
+            gevent.spawn(_call, self._local[kind], kind, worker_id, payload)
+        else:
+            self._runner.send_message(kind, payload, client_id=worker_id)
+
+    def to_master(self, kind: str, payload: Any) -> None:
+        if kind in self._local:
+            gevent.spawn(_call, self._local[kind], kind, self.own_id, payload)
+        else:
+            self._runner.send_message(kind, payload)
+
+    def worker_ids(self) -> list[str]:
+        """The workers that are connected now; this process itself in a local run."""
+        if isinstance(self._runner, MasterRunner):
+            clients = self._runner.clients
+            return sorted(str(client.id) for client in clients.all if client.state != "missing")
+        return [self.own_id]
+
+
+def _call(handler: Handler, kind: str, sender: str, payload: Any) -> None:
+    try:
+        handler(sender, payload)
+    except Exception:
+        logger.exception("A %s message from %s could not be handled", kind, sender)
