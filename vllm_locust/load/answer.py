@@ -35,6 +35,7 @@ class HttpAnswer:
         self._collected = bytearray()
         self._between_chunks = False
         self._message_ended = False
+        self._keep_alive = False
         self._extra = False
         self._stamp_ns = 0
 
@@ -74,6 +75,7 @@ class HttpAnswer:
             self._headers.clear()
             return
         self._message_ended = True
+        self._keep_alive = self._parser.should_keep_alive()
 
     # the reads
 
@@ -112,7 +114,7 @@ class HttpAnswer:
 
     def _take_body(self, body: bytes, read: Read) -> None:
         status = self.exchange.http_status
-        if self._decoder is None and status == 200 and not self._collected and self._is_event_stream(body):
+        if self._decoder is None and status == 200 and not self._collected and self._is_event_stream():
             self._decoder = EventDecoder()
         if self._decoder is not None:
             self._take_events(body, read)
@@ -120,8 +122,8 @@ class HttpAnswer:
         limit = JSON_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
         self._collected += body[: max(0, limit - len(self._collected))]
 
-    def _is_event_stream(self, head: bytes) -> bool:
-        return is_event_stream(_text(self._headers.get(b"content-type")), head)
+    def _is_event_stream(self) -> bool:
+        return is_event_stream(_text(self._headers.get(b"content-type")))
 
     def _take_events(self, body: bytes, read: Read) -> None:
         decoder = self._decoder
@@ -138,7 +140,7 @@ class HttpAnswer:
 
     def _finish(self, stamp_ns: int) -> None:
         exchange = self.exchange
-        self.reusable = not self._extra and self._message_ended and self._parser.should_keep_alive()
+        self.reusable = not self._extra and self._keep_alive
         if exchange.http_status != 200:
             words = error_text(bytes(self._collected))
             self._end(Outcome.HTTP_ERROR, words or f"status {exchange.http_status} with an empty body")
@@ -146,7 +148,7 @@ class HttpAnswer:
         if exchange.error is not None:
             self._end(Outcome.BAD_RESPONSE, exchange.error)
             return
-        if self._decoder is None and (self._collected or not self._is_event_stream(b"")):
+        if self._decoder is None and (self._collected or not self._is_event_stream()):
             self._completion.on_body(bytes(self._collected), stamp_ns)
         self._completion.on_end(stamp_ns)
         self._end(self._completion.outcome(), self._completion.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 
 import gevent
@@ -16,6 +17,8 @@ from vllm_locust.load.connection import Connection, ConnectionPool
 from vllm_locust.load.receiver import Inbox, Read, Receiver
 from vllm_locust.load.transport import Call, CutShort, Exchange, connect_failure
 from vllm_locust.outcome import Outcome
+
+logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.05
 """How often running calls are held against their timeouts: one scan per process instead of a timer per read."""
@@ -48,6 +51,14 @@ class _Stream:
         self.unstamped = not connection.stamps
 
     def consume(self, reads: list[Read]) -> None:
+        try:
+            self._feed(reads)
+        except Exception:
+            # A fault of ours must end its call by name, not leave a user waiting for a timeout.
+            logger.exception("The answer to a request could not be parsed")
+            self.give_up(Outcome.CLIENT_ERROR, "the answer could not be parsed, see the worker's log")
+
+    def _feed(self, reads: list[Read]) -> None:
         answer = self.answer
         for read in reads:
             if answer.complete:

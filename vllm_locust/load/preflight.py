@@ -85,15 +85,24 @@ def _ask_target(pool: ConnectionPool, config: RunConfig, target: Target, api_key
         raise TargetError(f"{place} answered {status}: {fix}; set OPENAI_API_KEY or --api-key-file")
     if status != 200:
         raise TargetError(
-            f"{place} answered {status} ({error_text(body) or 'empty body'}); --host must be the base address of a
-            server " "with the OpenAI API, with or without /v1 at its end" ) try: models = [model for model in
-            json.loads(body)["data"] if isinstance(model["id"], str)] except (ValueError, KeyError, TypeError): raise
-            TargetError(f"{place} did not answer with a list of models; is {target.url} the OpenAI API?") from None if
-            not models: raise TargetError(f"{place} lists no model; load one, or name it with --model") chosen =
-            _chosen(models, config.model, place) is_vllm = chosen.get("owned_by") == "vllm" max_model_len =
-            chosen.get("max_model_len") return ServerFacts( model=chosen["id"], max_model_len=max_model_len if
-            isinstance(max_model_len, int) else None, is_vllm=is_vllm, version=_version(pool, config, target, api_key)
-            if is_vllm else None, )
+            f"{place} answered {status} ({error_text(body) or 'empty body'}); --host must be the base address of a "
+            "server with the OpenAI API, with or without /v1 at its end"
+        )
+    try:
+        models = [model for model in json.loads(body)["data"] if isinstance(model["id"], str)]
+    except (ValueError, KeyError, TypeError):
+        raise TargetError(f"{place} did not answer with a list of models; is {target.url} the OpenAI API?") from None
+    if not models:
+        raise TargetError(f"{place} lists no model; load one, or name it with --model")
+    chosen = _chosen(models, config.model, place)
+    is_vllm = chosen.get("owned_by") == "vllm"
+    max_model_len = chosen.get("max_model_len")
+    return ServerFacts(
+        model=chosen["id"],
+        max_model_len=max_model_len if isinstance(max_model_len, int) else None,
+        is_vllm=is_vllm,
+        version=_version(pool, config, target, api_key) if is_vllm else None,
+    )
 
 
 def _chosen(models: list[dict[str, Any]], name: str | None, place: str) -> dict[str, Any]:
@@ -125,10 +134,12 @@ def _get(pool: ConnectionPool, config: RunConfig, target: Target, path: str, api
         ) from None
     limit_ns = config.timeouts.connect_ns
     try:
-        with gevent.Timeout(None if limit_ns is None else limit_ns / 1e9, TimeoutError("no answer within
-        --timeout-connect")): return _exchange(connection, target, path, api_key) except (OSError,
-        httptools.HttpParserError) as error: raise TargetError(f"GET {target.url}{path} failed: {error}; is this an
-        HTTP server?") from None finally: connection.close()
+        with gevent.Timeout(None if limit_ns is None else limit_ns / 1e9, TimeoutError("no answer in time")):
+            return _exchange(connection, target, path, api_key)
+    except (OSError, httptools.HttpParserError) as error:
+        raise TargetError(f"GET {target.url}{path} failed: {error}; is this an HTTP server?") from None
+    finally:
+        connection.close()
 
 
 def _exchange(connection: Connection, target: Target, path: str, api_key: str | None) -> tuple[int, bytes]:

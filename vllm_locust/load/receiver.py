@@ -14,7 +14,6 @@ with each read:
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 from collections import deque
@@ -37,6 +36,9 @@ STEP_NS = 100_000
 DRIFT_DIVISOR = 1000
 
 raw_socket = monkey.get_original("socket", "socket")
+_epoll_set = monkey.get_original("select", "epoll")
+_READABLE = 0x2001
+"""EPOLLIN | EPOLLRDHUP: gevent takes ``select.epoll`` and its names away."""
 _timespec = struct.Struct("qq")
 
 
@@ -78,7 +80,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.receive_lag = ReceiveLag()
-        self._epoll = select.epoll()
+        self._epoll = _epoll_set()
         self._inboxes: dict[int, Inbox] = {}
         self._unparsed: deque[Inbox] = deque()
         self._held_bytes = 0
@@ -98,7 +100,7 @@ class Receiver:
     def watch(self, inbox: Inbox) -> None:
         inbox.drained_ns = clock.monotonic_ns()
         self._inboxes[inbox.sock.fileno()] = inbox
-        self._epoll.register(inbox.sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+        self._epoll.register(inbox.sock.fileno(), _READABLE)
 
     def forget(self, inbox: Inbox) -> None:
         """Stop reading. What has been read already is still parsed."""

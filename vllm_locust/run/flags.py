@@ -51,8 +51,9 @@ _SWITCHES = (
 )
 _REPEATABLE = (
     ("--target", "address of a replica, in place of --host; repeat it for several, used in turn"),
-    ("--slo", "'ttft<=2s' per request (defines goodput), 'p99(e2e)<=10s' or 'good_fraction>=0.99' per stage;
-    repeatable"), ("--tag", "key=value kept with the run; repeatable"), )
+    ("--slo", "'ttft<=2s' per request (goodput), 'p99(e2e)<=10s' or 'good_fraction>=0.99' per stage; repeatable"),
+    ("--tag", "key=value kept with the run; repeatable"),
+)
 
 
 def add_flags(parser: Any) -> None:

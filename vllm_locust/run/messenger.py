@@ -41,7 +41,7 @@ class Messenger:
             self._local[kind] = handler
             return
 
-        def listener(environment: Any, msg: Any, **_: Any) -> None:
+        def listener(msg: Any, **_: Any) -> None:
             _call(handler, kind, str(msg.node_id), msg.data)
 
         # concurrent: a handler that waits must not hold up heartbeats.
