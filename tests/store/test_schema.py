@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.servers import health, request
+from vllm_locust.errors import StoreError
+from vllm_locust.outcome import Outcome
+from vllm_locust.record import HealthSample, RequestRecord
+from vllm_locust.store.columns import RequestColumns, health_to_arrow
+from vllm_locust.store.schema import (
+    BatchHeader,
+    BatchKind,
+    BatchRefused,
+    check_run_id,
+    decode_batch,
+    encode_batch,
+    schema_of,
+)
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
+    "str": TEXT,
+    "str | None": st.none() | TEXT,
+    "int": INT64,
+    "int | None": st.none() | INT64,
+    "bool": st.booleans(),
+    "Outcome": st.sampled_from(Outcome),
+    "float": st.floats(allow_nan=False),
+    "list[int]": st.lists(INT64, max_size=5),
+    "list[int] | None": st.none() | st.lists(st.integers(0, (1 << 31) - 1), max_size=5),
+}
+
+
+def any_of(record_type: type) -> st.SearchStrategy[Any]:
+    return st.builds(record_type, **{field.name: BY_TYPE[str(field.type)] for field in fields(record_type)})
+
+
+def batch_of(records: list[RequestRecord], seq: int = 1, worker_id: str = "w1", run_id: str = "run") -> bytes:
+    columns = RequestColumns()
+    for record in records:
+        columns.append(record)
+    return encode_batch(BatchHeader(run_id, worker_id, seq, BatchKind.REQUESTS), columns.to_arrow())
+
+
+def with_metadata(**changed: str) -> bytes:
+    payload = batch_of([request(1)])
+    with pa.ipc.open_stream(payload) as reader:
+        rows = reader.read_next_batch()
+        metadata = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
+    metadata |= {f"vllm_locust.{key}": value for key, value in changed.items()}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata)) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def test_the_columns_are_the_fields_of_the_records() -> None:
+    assert set(schema_of(BatchKind.REQUESTS).names) == {field.name for field in fields(RequestRecord)}
+    assert schema_of(BatchKind.HEALTH).names == [field.name for field in fields(HealthSample)]
+    for kind, record_type in ((BatchKind.REQUESTS, RequestRecord), (BatchKind.HEALTH, HealthSample)):
+        nullable = {field.name for field in schema_of(kind) if field.nullable}
+        assert nullable == {field.name for field in fields(record_type) if "None" in str(field.type)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(any_of(RequestRecord), min_size=1, max_size=5), st.integers(1, 1 << 53))
+def test_any_requests_come_back_the_same(records: list[RequestRecord], seq: int) -> None:
+    batch = decode_batch(batch_of(records, seq), "run")
+    assert [RequestRecord(**row) for row in batch.rows.to_pylist()] == records
+    assert batch.header == BatchHeader("run", "w1", seq, BatchKind.REQUESTS)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(any_of(HealthSample), min_size=1, max_size=3))
+def test_any_health_samples_come_back_the_same(samples: list[HealthSample]) -> None:
+    payload = encode_batch(BatchHeader("run", "w1", 1, BatchKind.HEALTH), health_to_arrow(samples))
+    assert [HealthSample(**row) for row in decode_batch(payload, "run").rows.to_pylist()] == samples
+
+
+def test_what_a_server_sends_and_no_column_holds_is_changed_and_counted() -> None:
+    record = request(1)
+    record.finish_reason = "a\ud800b"
+    record.output_tokens = 10**30
+    record.chunk_tokens = [1, 1 << 40, 1]
+    columns = RequestColumns()
+    columns.append(request(0))
+    columns.append(record)
+    columns.append(request(2))
+    before, row, after = columns.to_arrow().to_pylist()
+    assert (row["finish_reason"], row["output_tokens"], row["chunk_tokens"]) == ("a?b", None, None)
+    assert columns.unstorable_values == 3
+    assert (before["chunk_tokens"], after["chunk_tokens"]) == ([1, 1, 1], [1, 1, 1])
+    assert row["chunk_ns"] == record.chunk_ns
+
+
+@pytest.mark.parametrize("worker_id", ["../../etc/passwd", "a:b|c{d}", "ünï 😀", "'; DROP", "-", "%s%n", "w" * 256])
+def test_a_strange_worker_id_is_only_a_string(worker_id: str) -> None:
+    assert decode_batch(batch_of([request(1)], worker_id=worker_id), "run").header.worker_id == worker_id
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"schema": "2"}, "schema_version"),
+        ({"schema": "0"}, "schema_version"),
+        ({"schema": "one"}, "schema_version"),
+        ({"run_id": "other"}, "other_run"),
+        ({"worker_id": ""}, "bad_header"),
+        ({"worker_id": "w" * 257}, "bad_header"),
+        ({"worker_id": "a\nb"}, "bad_header"),
+        ({"seq": "0"}, "bad_header"),
+        ({"seq": "-1"}, "bad_header"),
+        ({"seq": "9" * 5000}, "bad_header"),
+        ({"seq": "١"}, "bad_header"),
+        ({"kind": "gpu"}, "bad_header"),
+        ({"kind": "health"}, "schema_mismatch"),
+        ({"lost_rows": "x"}, "bad_header"),
+    ],
+)
+def test_a_header_that_is_wrong_is_refused_by_name(changed: dict[str, str], reason: str) -> None:
+    with pytest.raises(BatchRefused) as refused:
+        decode_batch(with_metadata(**changed), "run")
+    assert refused.value.reason == reason
+
+
+def test_another_schema_version_is_refused_with_both_versions_named() -> None:
+    with pytest.raises(BatchRefused, match="schema version '7', and this program reads 1"):
+        decode_batch(with_metadata(schema="7"), "run")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_noise_is_refused(payload: bytes) -> None:
+    with pytest.raises(BatchRefused):
+        decode_batch(payload, "run")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_batch_is_refused_or_read_but_never_worse(data: st.DataObject) -> None:
+    payload = bytearray(batch_of([request(1), request(2)]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        batch = decode_batch(bytes(payload), "run")
+    except BatchRefused:
+        return
+    batch.rows.validate(full=True)
+
+
+def test_a_null_where_none_may_be_is_refused() -> None:
+    rows = decode_batch(batch_of([request(1)]), "run").rows
+    index = rows.schema.get_field_index("request_id")
+    broken = rows.set_column(index, rows.schema.field(index), pa.array([None], pa.string()))
+    with pytest.raises(BatchRefused) as refused:
+        decode_batch(encode_batch(BatchHeader("run", "w1", 1, BatchKind.REQUESTS), broken), "run")
+    assert refused.value.reason == "null_value"
+
+
+@pytest.mark.parametrize("run_id", ["", "../x", "a/b", "a:b", ".hidden", "a b", "x" * 129, "a\n", "é"])
+def test_a_run_id_that_could_be_a_path_or_a_key_is_refused(run_id: str) -> None:
+    with pytest.raises(StoreError, match="cannot name a run"):
+        check_run_id(run_id)
+
+
+def test_the_record_is_not_kept_alive_by_its_columns() -> None:
+    columns = RequestColumns()
+    record = request(1)
+    columns.append(record)
+    record.chunk_ns.clear()
+    assert columns.to_arrow().to_pylist()[0]["chunk_ns"] == [10_000_000, 20_000_000, 30_000_000]
+    assert asdict(health(1))["in_flight"] == 1

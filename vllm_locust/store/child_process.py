@@ -1,0 +1,40 @@
+"""How this package starts a process of its own: by exec, deaf to the terminal's Ctrl-C, with its orders on standard
+input.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import vllm_locust
+
+_PACKAGE_PARENT = str(Path(vllm_locust.__file__).parent.parent)
+
+
+def start_module(module: str, first_line: str) -> subprocess.Popen[bytes]:
+    """Run ``python -m module``. Its standard input stays open: the end of it tells the child that its parent is
+    gone.
+    """
+    path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,
+    )
+    send_line(process, first_line)
+    return process
+
+
+def send_line(process: subprocess.Popen[bytes], line: str) -> None:
+    """Write one line of orders; a child that has ended does not get it."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+    except (BrokenPipeError, ValueError):
+        return

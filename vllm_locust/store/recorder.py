@@ -1,0 +1,339 @@
+"""The recorder: a process of its own that moves a run's batches from Redis to part files while the run goes on.
+
+Started by exec, with its configuration as one line of JSON on standard input. For each batch, in this order: it is on
+disk and synced, the ``durable`` hash says so, it is trimmed from its stream. Killed at any point it loses nothing and
+doubles nothing: when it starts again it reads from its own files what it has. The line ``finish SECONDS`` or a
+SIGTERM makes it drain the streams and end; when its parent is gone without a word it goes on until the streams have
+been silent for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_locust import clock
+from vllm_locust.errors import StoreError, VllmLocustError
+from vllm_locust.store.parts import PartStore
+from vllm_locust.store.redis_store import RunStore, StreamEntry
+from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.rundir import RunDirectory, write_json
+from vllm_locust.store.schema import Batch, BatchKind, BatchRefused, decode_batch
+from vllm_locust.store.spool import read_spool
+
+SECOND_NS = 1_000_000_000
+_BEGIN = dict.fromkeys(BatchKind, "0-0")
+_READ_COUNT = 32
+_PART_BYTES = 64 << 20
+_BLOCK_MS = 100
+_RETRY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderConfig:
+    run_id: str
+    redis_url: str
+    redis_password_file: str | None = None
+    spools: tuple[str, ...] = ()
+    """Spool files to take in at the start: what ``merge`` found."""
+    part_age_ns: int = SECOND_NS
+    """How long a batch waits for others before they become a part; three times as long in a run of many parts."""
+    orphan_silence_ns: int = 15 * SECOND_NS
+    """After the parent has gone: end when no batch has come for so long."""
+    control_interval_ns: int = 2 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderReport:
+    """What is on disk. ``refused`` counts batches by the reason for which they could not be read."""
+
+    run_id: str
+    drained: bool
+    batches: int
+    rows: int
+    lost_rows: int
+    duplicates: int
+    refused: dict[str, int]
+    durable: dict[str, int]
+    highest: dict[str, int]
+    worker_rows: dict[str, int]
+    worker_lost_rows: dict[str, int]
+    error: str | None
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Batches that were read and are not on disk yet."""
+
+    batches: dict[tuple[str, int], Batch] = field(default_factory=dict)
+    entries: dict[BatchKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in BatchKind})
+    """Entries to trim once the batches are on disk: theirs, and those of duplicates and refused batches."""
+    nbytes: int = 0
+    since_ns: int = 0
+
+
+class Recorder:
+    def __init__(self, config: RecorderConfig, run_dir: RunDirectory, store: RunStore) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._store = store
+        self._parts = PartStore(run_dir.parts, config.run_id)
+        self._gathered = _Gathered()
+        self._after = dict(_BEGIN)
+        self._server_run_id: str | None = None
+        self._server_checked_ns = 0
+        self._published: dict[str, int] = {}
+        self._control: dict[str, str] = {}
+        self._control_read_ns = 0
+        self._duplicates = 0
+        self._refused: Counter[str] = Counter()
+        self._error: str | None = None
+        self.last_batch_ns = clock.monotonic_ns()
+
+    def absorb(self, spool: Path) -> None:
+        """Take in the batches of a worker's spool."""
+        for payload in read_spool(spool):
+            self._take(payload)
+            if self._gathered.nbytes >= _PART_BYTES:
+                self._write()
+        self._write()
+
+    def turn(self, *, finishing: bool = False) -> bool:
+        """One round: read, write when it is time, publish, trim. True when the streams were empty and all is on
+        disk.
+        """
+        now_ns = clock.monotonic_ns()
+        try:
+            if now_ns - self._server_checked_ns >= SECOND_NS:
+                self._check_server(now_ns)
+            full = self._gathered.nbytes >= _PART_BYTES
+            entries = [] if full else self._read(block_ms=0 if finishing else _BLOCK_MS)
+            idle = not entries
+            if self._is_time(idle=idle, finishing=finishing):
+                self._write()
+            self._publish()
+            self._trim()
+            self._keep_control(now_ns, finishing=finishing)
+        except (StoreError, OSError) as exc:
+            self._fail(exc)
+            return False
+        self._error = None
+        return idle and not full and not self._gathered.batches
+
+    def report(self, *, drained: bool) -> RecorderReport:
+        workers = self._parts.workers
+        return RecorderReport(
+            run_id=self._config.run_id,
+            drained=drained,
+            batches=self._parts.batches,
+            rows=self._parts.rows,
+            lost_rows=sum(ledger.lost_rows for ledger in workers.values()),
+            duplicates=self._duplicates,
+            refused=dict(self._refused),
+            durable=self._parts.durable(),
+            highest={worker_id: ledger.highest for worker_id, ledger in workers.items()},
+            worker_rows={worker_id: ledger.rows for worker_id, ledger in workers.items()},
+            worker_lost_rows={worker_id: ledger.lost_rows for worker_id, ledger in workers.items()},
+            error=self._error,
+        )
+
+    @property
+    def failing(self) -> bool:
+        return self._error is not None
+
+    def close(self) -> None:
+        self._parts.close()
+
+    def _check_server(self, now_ns: int) -> None:
+        """A server that is another one than before, or the same with its data gone, is read from its beginning
+        again.
+        """
+        server_run_id = self._store.run_id_of_server()
+        if server_run_id != self._server_run_id:
+            self._after = dict(_BEGIN)
+            self._server_run_id = server_run_id
+            for entry_ids in self._gathered.entries.values():
+                entry_ids.clear()
+        there = self._store.durable()
+        if any(there.get(worker_id, 0) < seq for worker_id, seq in self._published.items()):
+            self._published = {}
+        self._server_checked_ns = now_ns
+
+    def _read(self, block_ms: int) -> list[StreamEntry]:
+        entries = self._store.read_batches(self._after, block_ms=block_ms, count=_READ_COUNT)
+        for entry in entries:
+            self._after[entry.kind] = entry.entry_id
+            self._gathered.entries[entry.kind].append(entry.entry_id)
+            self._take(entry.payload)
+        return entries
+
+    def _take(self, payload: bytes | None) -> None:
+        try:
+            if payload is None:
+                raise BatchRefused("unreadable", "an entry of the stream has no batch in it")
+            batch = decode_batch(payload, self._config.run_id)
+        except BatchRefused as exc:
+            if not self._refused[exc.reason]:
+                print(f"recorder: {exc}", file=sys.stderr, flush=True)
+            self._refused[exc.reason] += 1
+            return
+        identity = (batch.header.worker_id, batch.header.seq)
+        if identity in self._parts or identity in self._gathered.batches:
+            self._duplicates += 1
+            return
+        if not self._gathered.batches:
+            self._gathered.since_ns = clock.monotonic_ns()
+        self._gathered.batches[identity] = batch
+        self._gathered.nbytes += batch.rows.nbytes
+        self.last_batch_ns = clock.monotonic_ns()
+
+    def _is_time(self, *, idle: bool, finishing: bool) -> bool:
+        gathered = self._gathered
+        if not gathered.batches:
+            return False
+        age_ns = self._config.part_age_ns * (1 if self._parts.number < 600 else 3)
+        late = clock.monotonic_ns() - gathered.since_ns >= age_ns
+        return late or gathered.nbytes >= _PART_BYTES or (finishing and idle)
+
+    def _write(self) -> None:
+        if self._gathered.batches:
+            self._parts.write(list(self._gathered.batches.values()))
+            self._gathered.batches.clear()
+            self._gathered.nbytes = 0
+
+    def _publish(self) -> None:
+        news = {worker: seq for worker, seq in self._parts.durable().items() if self._published.get(worker) != seq}
+        if not news:
+            return
+        try:
+            self._store.publish_durable(news)
+            self._published |= news
+        except StoreError:
+            # A full Redis refuses the hash, but not the trimming that makes it less full.
+            self._trim()
+            raise
+
+    def _trim(self) -> None:
+        if self._gathered.batches:
+            return
+        for kind, entry_ids in self._gathered.entries.items():
+            if entry_ids:
+                self._store.delete_entries(kind, entry_ids)
+                entry_ids.clear()
+
+    def _keep_control(self, now_ns: int, *, finishing: bool) -> None:
+        """The control fields on disk: a merge after Redis has gone still knows the run's clocks and times."""
+        if not finishing and now_ns - self._control_read_ns < self._config.control_interval_ns:
+            return
+        self._control_read_ns = now_ns
+        control = self._store.read_control()
+        if control and control != self._control:
+            write_json(self._run_dir.control_json, self._control | control)
+            self._control = self._control | control
+
+    def _fail(self, exc: Exception) -> None:
+        message = str(exc) if isinstance(exc, StoreError) else f"{self._run_dir.parts} cannot be written: {exc}"
+        if message != self._error:
+            print(f"recorder: {message}", file=sys.stderr, flush=True)
+        self._error = message
+        # The connection may have been to a server that is no more: what was read is known, so reading again is safe.
+        self._server_checked_ns = 0
+
+
+class _Orders:
+    """What the parent wants: read from standard input, from signals, and from its being there at all."""
+
+    def __init__(self) -> None:
+        self.deadline_ns: int | None = None
+        self.orphaned = False
+        self._parent = os.getppid()
+        self._buffer = b""
+        self._selector: selectors.BaseSelector | None = selectors.DefaultSelector()
+        os.set_blocking(sys.stdin.fileno(), False)
+        self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        signal.signal(signal.SIGTERM, lambda *_: self._finish(60.0))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def first_line(self) -> str:
+        while b"\n" not in self._buffer and not self.orphaned:
+            self.look(1.0)
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def look(self, timeout_s: float = 0.0) -> None:
+        self.orphaned = self.orphaned or os.getppid() != self._parent
+        if self._selector is None or not self._selector.select(timeout_s):
+            return
+        data = os.read(sys.stdin.fileno(), 65536)
+        self._buffer += data
+        if not data:
+            self._selector.close()
+            self._selector, self.orphaned = None, True
+
+    def take(self) -> None:
+        self.look()
+        line, found, rest = self._buffer.partition(b"\n")
+        if found:
+            self._buffer = rest
+            word, _, seconds = line.decode().partition(" ")
+            if word == "finish":
+                self._finish(float(seconds))
+
+    def _finish(self, seconds: float) -> None:
+        if self.deadline_ns is None:
+            self.deadline_ns = clock.monotonic_ns() + round(seconds * SECOND_NS)
+
+
+def _record(recorder: Recorder, config: RecorderConfig, orders: _Orders) -> bool:
+    """Until the end is ordered and reached. Whether everything was drained."""
+    while True:
+        orders.take()
+        now_ns = clock.monotonic_ns()
+        silent = now_ns - recorder.last_batch_ns > config.orphan_silence_ns
+        finishing = orders.deadline_ns is not None or (orders.orphaned and silent)
+        drained = recorder.turn(finishing=finishing)
+        if finishing and (drained or orders.deadline_ns is None or now_ns >= orders.deadline_ns):
+            return drained
+        if not drained and recorder.failing:
+            clock.sleep(_RETRY_S)
+
+
+def main() -> int:
+    orders = _Orders()
+    try:
+        raw: dict[str, Any] = json.loads(orders.first_line() or "{}")
+        run_dir = RunDirectory(Path(raw.pop("run_dir")))
+        config = RecorderConfig(**(raw | {"spools": tuple(raw.pop("spools", ()))}))
+        password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
+        store = RunStore(redis_options(config.redis_url, password_file), config.run_id)
+        recorder = Recorder(config, run_dir, store)
+        for spool in config.spools:
+            recorder.absorb(Path(spool))
+    except (VllmLocustError, OSError, KeyError, TypeError, ValueError) as exc:
+        print(f"recorder: {exc}", file=sys.stderr, flush=True)
+        return exc.exit_code if isinstance(exc, VllmLocustError) else 1
+    report = asdict(recorder.report(drained=_record(recorder, config, orders)))
+    recorder.close()
+    store.close()
+    # First to the parent: the disk may be what failed. The parent may be gone.
+    with suppress(BrokenPipeError):
+        print(json.dumps(report), flush=True)
+    try:
+        write_json(run_dir.recorder_json, report)
+    except StoreError as exc:
+        print(f"recorder: {exc}", file=sys.stderr, flush=True)
+        return 1
+    return 0 if report["drained"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

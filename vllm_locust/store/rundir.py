@@ -1,0 +1,123 @@
+"""Where the files of a run are, and how they are written: whole or not at all, in JSON that every reader accepts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vllm_locust.errors import StoreError
+from vllm_locust.store.durable_file import atomic_path
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """A new directory for a run, or ``StoreError`` when there is one with a run in it."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StoreError(f"the run directory {path} cannot be made: {exc.strerror}") from exc
+        made = cls(path)
+        if made.run_json.exists() or made.parts.exists():
+            raise StoreError(f"the run directory {path} holds a run already: give another --run-dir")
+        return made
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def report_txt(self) -> Path:
+        return self.path / "report.txt"
+
+    @property
+    def requests_parquet(self) -> Path:
+        return self.path / "requests.parquet"
+
+    @property
+    def workers_parquet(self) -> Path:
+        return self.path / "workers.parquet"
+
+    @property
+    def arrivals_parquet(self) -> Path:
+        return self.path / "arrivals.parquet"
+
+    @property
+    def gpu_parquet(self) -> Path:
+        return self.path / "gpu.parquet"
+
+    @property
+    def gpu_processes_parquet(self) -> Path:
+        return self.path / "gpu_processes.parquet"
+
+    @property
+    def host_parquet(self) -> Path:
+        return self.path / "host.parquet"
+
+    @property
+    def server_parquet(self) -> Path:
+        return self.path / "server.parquet"
+
+    @property
+    def parts(self) -> Path:
+        """What the recorder wrote while the run went on."""
+        return self.path / "parts"
+
+    @property
+    def recorder_json(self) -> Path:
+        return self.parts / "recorder.json"
+
+    @property
+    def control_json(self) -> Path:
+        """The run's control fields as the recorder last saw them."""
+        return self.parts / "control.json"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Strict JSON: NaN and infinity are refused, since no other reader has them."""
+    try:
+        text = json.dumps(value, allow_nan=False, indent=2)
+    except (TypeError, ValueError) as exc:
+        raise StoreError(f"{path} cannot be written as JSON: {exc}") from exc
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise StoreError(f"{path} cannot be written: {exc.strerror or exc}") from exc
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise StoreError(f"{path} cannot be read: {exc}") from exc
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a run's Parquet file, in bounded pieces."""
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as exc:
+        raise StoreError(f"{path} cannot be read: {exc}") from exc

@@ -1,0 +1,192 @@
+"""The columns that travel from a worker to the run directory, and the numbered batch that carries them.
+
+A batch is one Arrow IPC stream with one compressed record batch. The stream's metadata names the schema version, the
+run, the worker, the batch's number and what it holds. What comes off a network is checked before it is believed:
+nothing is unpickled, the schema must be equal to the one its version names, and offsets and sizes are validated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+from vllm_locust.errors import StoreError
+
+SCHEMA_VERSION: Final = 1
+MAX_BATCH_BYTES: Final = 64 << 20
+MAX_BATCH_ROWS: Final = 1 << 20
+MAX_SEQ: Final = 1 << 53
+MAX_WORKER_ID_CHARS: Final = 256
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_PREFIX = "vllm_locust."
+
+
+class BatchKind(StrEnum):
+    """What a batch holds. The value names its stream in Redis and its part files."""
+
+    REQUESTS = "records"
+    HEALTH = "health"
+
+
+def _schema(required: dict[str, pa.DataType], nullable: dict[str, pa.DataType], order: str) -> pa.Schema:
+    types = required | nullable
+    return pa.schema([pa.field(name, types[name], nullable=name in nullable) for name in order.split()])
+
+
+def _list(value_type: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", value_type, nullable=False))
+
+
+_REQUESTS_V1: Final = _schema(
+    dict.fromkeys(("request_id", "worker_id", "host", "target", "task", "transport"), pa.string())
+    | dict.fromkeys(("stamp_source", "outcome"), pa.string())
+    | dict.fromkeys(("user_id", "sent_unix_ns", "coalesced", "attempts", "retry_wait_ns"), pa.int64())
+    | {"streamed": pa.bool_(), "chunk_ns": _list(pa.int64())},
+    dict.fromkeys(
+        ("response_id", "conversation_id", "prompt_id", "token_source", "finish_reason", "error"), pa.string()
+    )
+    | dict.fromkeys(("turn", "scheduled_unix_ns", "connect_ns", "headers_ns", "ttft_ns", "ttft_answer_ns"), pa.int64())
+    | dict.fromkeys(("e2e_ns", "done_ns", "schedule_lag_ns", "receive_lag_max_ns", "http_status"), pa.int64())
+    | dict.fromkeys(("prompt_tokens", "cached_prompt_tokens", "output_tokens", "reasoning_tokens"), pa.int64())
+    | dict.fromkeys(("max_tokens", "prompt_tokens_planned"), pa.int64())
+    | {"chunk_tokens": _list(pa.int32()), "chunk_width_ns": _list(pa.int64())},
+    "request_id response_id host worker_id user_id target task transport streamed conversation_id turn prompt_id "
+    "scheduled_unix_ns sent_unix_ns connect_ns headers_ns ttft_ns ttft_answer_ns e2e_ns done_ns schedule_lag_ns "
+    "receive_lag_max_ns chunk_ns chunk_tokens chunk_width_ns prompt_tokens prompt_tokens_planned cached_prompt_tokens "
+    "output_tokens reasoning_tokens max_tokens token_source stamp_source coalesced finish_reason outcome http_status "
+    "error attempts retry_wait_ns",
+)
+_HEALTH_V1: Final = _schema(
+    dict.fromkeys(("host", "worker_id"), pa.string())
+    | dict.fromkeys(("time_unix_ns", "in_flight", "loop_lag_ns", "gc_pause_ns", "open_fds", "rss_bytes"), pa.int64())
+    | {"spooled_batches": pa.int64(), "cpu_fraction": pa.float64()},
+    dict.fromkeys(("run_delay_ns", "receive_lag_p99_ns", "receive_lag_max_ns", "schedule_lag_max_ns"), pa.int64()),
+    "time_unix_ns host worker_id in_flight cpu_fraction run_delay_ns loop_lag_ns receive_lag_p99_ns receive_lag_max_ns "
+    "schedule_lag_max_ns gc_pause_ns open_fds rss_bytes spooled_batches",
+)
+
+SCHEMAS: Final[dict[int, dict[BatchKind, pa.Schema]]] = {
+    1: {BatchKind.REQUESTS: _REQUESTS_V1, BatchKind.HEALTH: _HEALTH_V1},
+}
+"""Every schema version that a reader accepts: the current one and the one before it, where there is one."""
+
+
+def schema_of(kind: BatchKind) -> pa.Schema:
+    return SCHEMAS[SCHEMA_VERSION][kind]
+
+
+class BatchRefused(StoreError):
+    """A batch that this version cannot or must not read. ``reason`` is the name under which it is counted."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """Who wrote a batch and which one it is. ``(worker_id, seq)`` is unique in a run, over both kinds."""
+
+    run_id: str
+    worker_id: str
+    seq: int
+    kind: BatchKind
+    lost_rows: int = 0
+    """Rows that the worker could keep nowhere: the batch stands in for them, so that the loss has a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    header: BatchHeader
+    rows: pa.RecordBatch
+
+
+def check_run_id(run_id: str) -> str:
+    """A run id is part of keys and file names, so only letters, digits, dot, dash and underscore may be in it."""
+    if _RUN_ID.fullmatch(run_id) is None:
+        raise StoreError(
+            f"run id {run_id!r} cannot name a run: use at most 128 letters, digits, '.', '-' and '_', a letter first"
+        )
+    return run_id
+
+
+def check_worker_id(worker_id: str) -> str:
+    if not 0 < len(worker_id) <= MAX_WORKER_ID_CHARS or not worker_id.isprintable():
+        raise StoreError(f"worker id {worker_id!r} must be 1 to {MAX_WORKER_ID_CHARS} printable characters")
+    return worker_id
+
+
+def encode_batch(header: BatchHeader, rows: pa.RecordBatch) -> bytes:
+    metadata = {
+        f"{_PREFIX}schema": str(SCHEMA_VERSION),
+        f"{_PREFIX}run_id": header.run_id,
+        f"{_PREFIX}worker_id": header.worker_id,
+        f"{_PREFIX}seq": str(header.seq),
+        f"{_PREFIX}kind": header.kind.value,
+        f"{_PREFIX}lost_rows": str(header.lost_rows),
+    }
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata), options=options) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def decode_batch(payload: bytes | pa.Buffer, run_id: str) -> Batch:
+    """Read one batch of the run ``run_id``, or raise ``BatchRefused``."""
+    if len(payload) > MAX_BATCH_BYTES:
+        raise BatchRefused("too_large", f"a batch of {len(payload)} bytes is over the limit of {MAX_BATCH_BYTES}")
+    try:
+        with pa.ipc.open_stream(payload) as reader:
+            header = _header(reader.schema.metadata or {}, run_id)
+            if not reader.schema.equals(schema_of(header.kind), check_metadata=False):
+                raise BatchRefused("schema_mismatch", f"batch {header.seq} of {header.worker_id!r} has other columns")
+            rows = reader.read_next_batch()
+            rows.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, StopIteration, MemoryError, UnicodeDecodeError) as exc:
+        raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes is not an Arrow stream: {exc}") from exc
+    _check_rows(header, rows)
+    return Batch(header, rows)
+
+
+def _header(metadata: dict[bytes, bytes], run_id: str) -> BatchHeader:
+    fields = {key.decode(): value.decode() for key, value in metadata.items()}
+    version = fields.get(f"{_PREFIX}schema")
+    if version not in {str(readable) for readable in SCHEMAS}:
+        readable = ", ".join(map(str, SCHEMAS))
+        raise BatchRefused(
+            "schema_version",
+            f"a batch has schema version {version!r}, and this program reads {readable}: run one version everywhere",
+        )
+    try:
+        header = BatchHeader(
+            run_id=fields[f"{_PREFIX}run_id"],
+            worker_id=check_worker_id(fields[f"{_PREFIX}worker_id"]),
+            seq=_bounded(fields[f"{_PREFIX}seq"], 1, MAX_SEQ),
+            kind=BatchKind(fields[f"{_PREFIX}kind"]),
+            lost_rows=_bounded(fields[f"{_PREFIX}lost_rows"], 0, MAX_BATCH_ROWS),
+        )
+    except (KeyError, ValueError, StoreError) as exc:
+        raise BatchRefused("bad_header", f"a batch's header is not usable: {exc}") from exc
+    if header.run_id != run_id:
+        raise BatchRefused("other_run", f"a batch of run {header.run_id!r} lies in the stream of run {run_id!r}")
+    return header
+
+
+def _bounded(text: str, low: int, high: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high):
+        raise ValueError(f"{text[:40]!r} is not a number between {low} and {high}")
+    return int(text)
+
+
+def _check_rows(header: BatchHeader, rows: pa.RecordBatch) -> None:
+    if rows.num_rows > MAX_BATCH_ROWS:
+        raise BatchRefused("too_large", f"batch {header.seq} of {header.worker_id!r} has {rows.num_rows} rows")
+    for index, field in enumerate(rows.schema):
+        if not field.nullable and rows.column(index).null_count:
+            raise BatchRefused("null_value", f"batch {header.seq} of {header.worker_id!r} has no {field.name} in a row")

@@ -1,0 +1,317 @@
+"""The worker's side of the store: takes records without blocking, sends numbered batches, and keeps each until it is
+durable.
+
+One background task does all that can wait: it seals batches about once a second, sends them, learns what is durable,
+and spools to disk when Redis cannot take them. An XADD confirms nothing, so a batch goes only when the recorder has
+published it in the ``durable`` hash; a Redis that was emptied, replaced or trimmed by others is sent everything else
+again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from vllm_locust import clock
+from vllm_locust.errors import StoreError
+from vllm_locust.record import FlushReport, HealthSample, RequestRecord
+from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
+from vllm_locust.store.columns import RequestColumns, health_to_arrow
+from vllm_locust.store.outbox import Outbox, PendingBatch
+from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.schema import BatchHeader, BatchKind, check_worker_id, encode_batch, schema_of
+from vllm_locust.store.spool import Spool, spool_path
+
+SECOND_NS = 1_000_000_000
+_RETRY_FIRST_NS = SECOND_NS // 5
+_RETRY_LAST_NS = 5 * SECOND_NS
+_SEND_BYTES = 4 << 20
+_FLUSH_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipperConfig:
+    worker_id: str
+    """Names one life of one process: a worker that starts again is another one, since its batches count from 1."""
+    spool_dir: Path
+    batch_rows: int = 256
+    batch_chunks: int = 65_536
+    batch_interval_ns: int = SECOND_NS
+    memory_bytes: int = 64 << 20
+    """Encoded batches held in memory; beyond it the oldest go to the spool."""
+    probe_after_ns: int = 5 * SECOND_NS
+    """A batch that is not durable so long after it was sent is looked for in the stream."""
+    clock_interval_ns: int = 30 * SECOND_NS
+
+
+def start_thread(task: Callable[[], None]) -> None:
+    """A thread; in a process patched by gevent, a greenlet."""
+    threading.Thread(target=task, name="record-shipper", daemon=True).start()
+
+
+def call_directly(blocking: Callable[[], None]) -> None:
+    blocking()
+
+
+class Shipper:
+    """A ``RecordSink`` over one run's ``RunStore``.
+
+    ``spawn`` starts the background task. ``offload`` runs one call that waits for the disk: a gevent process gives its
+    thread pool, so that a slow fsync does not stop the loop.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        config: ShipperConfig,
+        *,
+        spawn: Callable[[Callable[[], None]], object] = start_thread,
+        offload: Callable[[Callable[[], None]], object] = call_directly,
+    ) -> None:
+        check_worker_id(config.worker_id)
+        self._store = store
+        self._config = config
+        self._offload = offload
+        self._lock = threading.Lock()
+        self._spool_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._closing = False
+        self._columns = RequestColumns()
+        self._health: list[HealthSample] = []
+        self._outbox = Outbox()
+        self._spool = Spool(spool_path(config.spool_dir, store.run_id, config.worker_id))
+        self._requests = 0
+        self._unstorable_values = 0
+        self._server_run_id: str | None = None
+        self._clock_offsets: list[ClockOffset] = []
+        self._clock_due_ns = 0
+        self._sealed_ns = clock.monotonic_ns()
+        self._retry_at_ns = 0
+        self._retry_ns = _RETRY_FIRST_NS
+        self._probe_at_ns = 0
+        self._probe_ns = config.probe_after_ns
+        self.last_error: str | None = None
+        self.lost_rows = 0
+        # The first use of the encoder loads code for some 50 ms: better now than between two tokens.
+        self._encode(1, BatchKind.REQUESTS, schema_of(BatchKind.REQUESTS).empty_table().to_batches()[0])
+        spawn(self._run)
+
+    # The record sink
+
+    def put_request(self, record: RequestRecord) -> None:
+        with self._lock:
+            self._columns.append(record)
+            self._requests += 1
+            rows, chunks = len(self._columns), self._columns.chunks
+            if rows >= 4 * self._config.batch_rows or chunks >= 4 * self._config.batch_chunks:
+                self._seal()
+        if rows >= self._config.batch_rows or chunks >= self._config.batch_chunks:
+            self._wake.set()
+
+    def put_health(self, sample: HealthSample) -> None:
+        with self._lock:
+            self._health.append(sample)
+
+    @property
+    def spooled_batches(self) -> int:
+        return self._outbox.spooled
+
+    @property
+    def unstorable_values(self) -> int:
+        """Values from a server that no column could hold: a lone surrogate, a count beyond 64 bits."""
+        return self._unstorable_values + self._columns.unstorable_values
+
+    @property
+    def clock_offsets(self) -> tuple[ClockOffset, ...]:
+        return tuple(self._clock_offsets)
+
+    def flush(self, deadline_ns: int) -> FlushReport:
+        with self._lock:
+            self._seal()
+            self._retry_at_ns = 0
+            last_seq = self._outbox.last_seq
+        while self._outbox.durable_seq < last_seq and clock.monotonic_ns() < deadline_ns and not self._stopped.is_set():
+            self._wake.set()
+            self._stopped.wait(_FLUSH_POLL_S)
+        if self._outbox.durable_seq < last_seq:
+            self._spill()
+        with self._lock:
+            return FlushReport(
+                worker_id=self._config.worker_id,
+                last_seq=self._outbox.last_seq,
+                durable_seq=self._outbox.durable_seq,
+                requests=self._requests,
+                spool_path=str(self._spool.path) if self._outbox.spooled else None,
+            )
+
+    def close(self) -> None:
+        """Stop the background task. The spool file stays when it holds a batch that is not durable."""
+        self._closing = True
+        self._wake.set()
+        self._stopped.wait()
+        with self._spool_lock:
+            self._spool.close(remove=not self._outbox.spooled)
+
+    # The background task
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._wake.wait(self._config.batch_interval_ns / SECOND_NS / 4)
+                self._wake.clear()
+                self._turn()
+        finally:
+            self._stopped.set()
+
+    def _turn(self) -> None:
+        now_ns = clock.monotonic_ns()
+        with self._lock:
+            full = len(self._columns) >= self._config.batch_rows or self._columns.chunks >= self._config.batch_chunks
+            if full or now_ns - self._sealed_ns >= self._config.batch_interval_ns:
+                self._seal()
+        if now_ns >= self._retry_at_ns:
+            try:
+                self._exchange(now_ns)
+                self._retry_ns, self.last_error = _RETRY_FIRST_NS, None
+            except StoreError as exc:
+                self.last_error = str(exc)
+                self._retry_at_ns = clock.monotonic_ns() + self._retry_ns
+                self._retry_ns = min(2 * self._retry_ns, _RETRY_LAST_NS)
+        if self.last_error is not None or self._outbox.memory_bytes > self._config.memory_bytes:
+            self._spill()
+
+    def _exchange(self, now_ns: int) -> None:
+        status = self._store.worker_status(self._config.worker_id)
+        with self._lock:
+            if status.server_run_id != self._server_run_id:
+                self._outbox.resend_all()
+                self._clock_due_ns = 0
+                self._server_run_id = status.server_run_id
+            news = self._outbox.confirm(status.durable_seq)
+            done = len(self._outbox) == 0
+        if news:
+            self._probe_ns = self._config.probe_after_ns
+            self._probe_at_ns = now_ns + self._probe_ns
+            if done:
+                self._clear_spool()
+        if now_ns >= self._clock_due_ns:
+            self._measure_clock(status.server_run_id)
+        self._probe_oldest(now_ns)
+        self._send()
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                batches = self._outbox.unsent(_SEND_BYTES)
+            if not batches:
+                return
+            if batches[0] is self._outbox.oldest:
+                self._probe_at_ns = clock.monotonic_ns() + self._probe_ns
+            replies = self._store.add_batches([(batch.kind, self._payload(batch)) for batch in batches])
+            refused = None
+            with self._lock:
+                for batch, reply in zip(batches, replies, strict=True):
+                    if isinstance(reply, StoreError):
+                        refused = reply
+                    else:
+                        batch.entry_id = reply
+            if refused is not None:
+                raise refused
+
+    def _payload(self, batch: PendingBatch) -> bytes:
+        payload = batch.payload
+        if payload is not None:
+            return payload
+        assert batch.spool_position is not None
+        try:
+            with self._spool_lock:
+                return self._spool.read(batch.spool_position)
+        except OSError as exc:
+            with self._lock:
+                self._give_up_rows(batch)
+            raise StoreError(f"a spooled batch of {batch.rows} rows is lost: {exc}") from exc
+
+    def _probe_oldest(self, now_ns: int) -> None:
+        """A batch that is neither durable nor in its stream was lost there (FLUSHALL, a failover): send all again."""
+        oldest = self._outbox.oldest
+        if oldest is None or oldest.entry_id is None or now_ns < self._probe_at_ns:
+            return
+        self._probe_ns = min(2 * self._probe_ns, 60 * SECOND_NS)
+        self._probe_at_ns = now_ns + self._probe_ns
+        if self._store.has_entry(oldest.kind, oldest.entry_id):
+            return
+        # The recorder publishes before it trims, so this order of asking cannot mistake a durable batch for a lost one.
+        status = self._store.worker_status(self._config.worker_id)
+        with self._lock:
+            self._outbox.confirm(status.durable_seq)
+            if self._outbox.oldest is oldest:
+                self._outbox.resend_all()
+
+    def _measure_clock(self, server_run_id: str) -> None:
+        self._clock_offsets.append(measure_clock_offset(self._store.server_time_unix_ns, server_run_id))
+        self._store.publish_clock(self._config.worker_id, self._clock_offsets)
+        self._clock_due_ns = clock.monotonic_ns() + self._config.clock_interval_ns
+
+    # Batches and the spool
+
+    def _encode(self, seq: int, kind: BatchKind, rows: pa.RecordBatch, lost_rows: int = 0) -> bytes:
+        header = BatchHeader(self._store.run_id, self._config.worker_id, seq, kind, lost_rows)
+        return encode_batch(header, rows)
+
+    def _seal(self) -> None:
+        """Turn what has gathered into batches. The caller holds the lock."""
+        self._sealed_ns = clock.monotonic_ns()
+        if len(self._columns):
+            columns, self._columns = self._columns, RequestColumns()
+            rows = columns.to_arrow()
+            self._unstorable_values += columns.unstorable_values
+            payload = self._encode(self._outbox.last_seq + 1, BatchKind.REQUESTS, rows)
+            self._outbox.add(BatchKind.REQUESTS, rows.num_rows, payload)
+        if self._health:
+            samples, self._health = self._health, []
+            payload = self._encode(self._outbox.last_seq + 1, BatchKind.HEALTH, health_to_arrow(samples))
+            self._outbox.add(BatchKind.HEALTH, len(samples), payload)
+
+    def _spill(self) -> None:
+        """Move all that only memory holds to the spool."""
+        with self._spool_lock:
+            with self._lock:
+                batches = self._outbox.in_memory()
+                payloads = [batch.payload for batch in batches if batch.payload is not None]
+            if not batches:
+                return
+            positions: list[int] = []
+            try:
+                self._offload(lambda: positions.extend(self._spool.append(payloads)))
+            except OSError as exc:
+                self.last_error = f"the spool {self._spool.path} cannot be written: {exc.strerror or exc}"
+                self._bound_memory()
+                return
+            with self._lock:
+                self._outbox.mark_spooled(batches, positions)
+
+    def _clear_spool(self) -> None:
+        with self._spool_lock:
+            if not self._outbox.spooled:
+                self._offload(self._spool.clear)
+
+    def _bound_memory(self) -> None:
+        """Neither Redis nor the disk takes a batch: the newest ones over the limit are given up, and counted."""
+        with self._lock:
+            for batch in reversed(self._outbox.in_memory()):
+                if self._outbox.memory_bytes <= self._config.memory_bytes:
+                    return
+                if batch.rows:
+                    self._give_up_rows(batch)
+
+    def _give_up_rows(self, batch: PendingBatch) -> None:
+        """Leave an empty batch in the place of one whose rows can be kept nowhere. The caller holds the lock."""
+        empty = schema_of(batch.kind).empty_table().to_batches()[0]
+        self._outbox.replace(batch, self._encode(batch.seq, batch.kind, empty, lost_rows=batch.rows))
+        self.lost_rows += batch.rows
+        batch.rows = 0
