@@ -114,7 +114,7 @@ class CompletionReader:
         self.on_chunk(chunk, stamp_ns, width_ns)
 
     def on_chunk(self, chunk: Mapping[str, Any], stamp_ns: int, width_ns: int = 0) -> None:
-        """Take a parsed chunk. ``width_ns``: the interval before the stamp in which it came; 0 for a stamp of its own."""
+        """Take a parsed chunk. ``width_ns``: the interval before the stamp it came in; 0: the stamp is its own."""
         self.events += 1
         try:
             choices = chunk.get("choices")

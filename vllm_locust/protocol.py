@@ -154,11 +154,6 @@ def error_text(body: bytes) -> str | None:
     return error_message(parsed)
 
 
-def is_event_stream(content_type: str | None, head: bytes) -> bool:
-    """Whether a 200 answer's body is events, by its content type and, where that does not tell, by its first bytes."""
-    kind = (content_type or "").partition(";")[0].strip().lower()
-    if kind == "text/event-stream":
-        return True
-    if kind.endswith("json") or kind == "text/html":
-        return False
-    return not head.lstrip().startswith((b"{", b"[", b"<"))
+def is_event_stream(content_type: str | None) -> bool:
+    """Whether a 200 answer is read as events. Any other body is collected, and must then be a JSON completion."""
+    return (content_type or "").partition(";")[0].strip().lower() == "text/event-stream"
