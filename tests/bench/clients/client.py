@@ -1,0 +1,105 @@
+"""What the harness asks of a client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tests.bench.accuracy import Reported
+from tests.bench.placement import Placement, process_tree
+from tests.bench.truth import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed loop of ``streams`` users that begin new requests for ``seconds``."""
+
+    url: str
+    port: int
+    streams: int
+    seconds: float
+    schedule: Schedule
+    work: Path
+    placement: Placement
+    prompt_bytes: int = 512
+
+    @property
+    def requests(self) -> int:
+        """For clients that count requests instead of time."""
+        rounds = max(2, round(self.seconds / self.schedule.request_s))
+        return self.streams * rounds
+
+
+class Session(Protocol):
+    """One client at work."""
+
+    def measured_pids(self) -> list[int]:
+        """The processes whose CPU is the client's."""
+        ...
+
+    def exit_code(self) -> int | None: ...
+
+    def stop(self) -> None:
+        """Ends everything that is still there."""
+        ...
+
+
+class Client(Protocol):
+    name: str
+    exit_codes: frozenset[int]
+    """Exit codes after which the report counts."""
+    alone: bool
+    """The client is one process: run-queue delay then comes from neighbours, and a disturbed run is repeated."""
+
+    def prepare(self) -> None:
+        """Installs what it needs. Raises RuntimeError with the reason where it cannot."""
+        ...
+
+    def version(self) -> str: ...
+
+    def start(self, load: Load) -> Session: ...
+
+    def read_report(self, load: Load) -> Reported: ...
+
+
+class OneProcess:
+    """A session of one command, with whatever it starts, on the client's core. Output goes to ``client.log``."""
+
+    def __init__(self, argv: Sequence[str], load: Load, env: Mapping[str, str] | None = None) -> None:
+        with (load.work / "client.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                load.placement.client_argv(list(argv)),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=load.work,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    def measured_pids(self) -> list[int]:
+        return process_tree(self.process.pid)
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def stop(self) -> None:
+        end_group(self.process)
+
+
+def end_group(process: subprocess.Popen[bytes], patience_s: float = 5.0) -> None:
+    """SIGTERM to the whole session of the process, SIGKILL to what is left of it."""
+    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait(5.0)
