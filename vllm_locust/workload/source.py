@@ -1,0 +1,33 @@
+"""What every kind of workload offers to ``Workload``: numbered conversations with their lengths and their text."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_locust.workload.prompt import Prompt, Session
+
+
+class Source(Protocol):
+    """Immutable. Index 0 to ``prompt_tokens.size - 1`` is a conversation; its first turn is the prompt."""
+
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Of the first turns, system message included."""
+        ...
+
+    @property
+    def output_tokens(self) -> npt.NDArray[np.int64]:
+        """Of the first turns."""
+        ...
+
+    @property
+    def replays_times(self) -> bool:
+        """True: the conversations come once, in this order, at their own times; false: shuffled, for ever."""
+        ...
+
+    def prompt(self, conversation: int, epoch: int) -> Prompt: ...
+
+    def session(self, conversation: int, epoch: int) -> Session: ...
