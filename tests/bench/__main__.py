@@ -1,0 +1,143 @@
+"""``python -m tests.bench``: see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench import cases
+from tests.bench.clients.aiperf import AIPerf
+from tests.bench.clients.client import Client
+from tests.bench.clients.epoll import EpollClient
+from tests.bench.clients.guidellm import GuideLLM
+from tests.bench.clients.ours import VllmLocust
+from tests.bench.clients.vllm_bench import VllmBench
+from tests.bench.placement import default_placement
+from tests.bench.results import Results, as_json, doubling_lines, machine, markdown, text_table
+
+HERE = Path(__file__).resolve().parent
+CLIENTS: dict[str, Client] = {
+    "epoll": EpollClient(),
+    "kernel": VllmLocust("kernel"),
+    "sse": VllmLocust("sse"),
+    "openai": VllmLocust("openai"),
+    "vllm": VllmBench(),
+    "aiperf": AIPerf(),
+    "guidellm": GuideLLM(),
+}
+CASES = ("matrix", "ceiling", "overload", "hog", "linearity")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench",
+        description="Measures clients of an LLM server against a server that tells the truth, one core each.",
+        epilog="VLLM_BENCH_PYTHON, AIPERF_PYTHON and GUIDELLM_PYTHON name interpreters that have the peers; else they "
+        "are installed into .bench-venvs/ from the package index. BENCH_TOKENIZER names a tokenizer directory for them.",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="about two minutes: own transports and the C client, two loads"
+    )
+    parser.add_argument("--clients", default=None, help=f"comma list of {','.join(CLIENTS)} (default: all)")
+    parser.add_argument("--cases", default=None, help=f"comma list of {','.join(CASES)} (default: all)")
+    parser.add_argument("--streams", default=None, help="comma list for the matrix (default: 100,500,1000,2000)")
+    parser.add_argument("--window", type=float, default=None, help="seconds of each run that count (default: 8)")
+    parser.add_argument(
+        "--tries", type=int, default=None, help="runs at most where neighbours disturb them (default: 3)"
+    )
+    parser.add_argument(
+        "--realtime-client", action="store_true", help="the client too runs under SCHED_FIFO (needs root)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=None, help="tokens/s for the overload case when ceiling is not run"
+    )
+    parser.add_argument("--work", type=Path, default=None, help="keep logs and reports of all runs here")
+    parser.add_argument(
+        "--output", type=Path, default=HERE / "RESULTS.md", help="the report; a .json is written beside it"
+    )
+    return parser
+
+
+def _chosen(text: str | None, known: Sequence[str], default: Sequence[str], flag: str) -> list[str]:
+    names = list(default) if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise SystemExit(f"{flag} {text}: {', '.join(unknown) or 'nothing'} is not among {', '.join(known)}")
+    return names
+
+
+def _usable(names: Sequence[str], results: Results) -> list[Client]:
+    """The clients that can run here. A peer that cannot be had is named, and the others go on."""
+    usable = []
+    for name in names:
+        client = CLIENTS[name]
+        try:
+            client.prepare()
+        except (RuntimeError, OSError) as error:
+            print(f"{client.name} is left out: {error}", file=sys.stderr)
+            results.versions[client.name] = f"left out: {error}"
+            continue
+        results.versions[client.name] = client.version()
+        usable.append(client)
+    return usable
+
+
+def _run_cases(
+    chosen: Sequence[str], bench: cases.Bench, clients: Sequence[Client], args: argparse.Namespace, results: Results
+) -> None:
+    own = [client for client in clients if client.name.startswith("vllm-locust")]
+    kernel = next((client for client in own if client.name.endswith("kernel")), None)
+    yardstick = next((client for client in clients if client.name == "epoll-c"), None)
+    if "matrix" in chosen:
+        default = "100,1000" if args.quick else "100,500,1000,2000"
+        results.rows += cases.matrix(bench, clients, [int(n) for n in (args.streams or default).split(",")])
+    if "ceiling" in chosen:
+        for client in (c for c in (yardstick, kernel) if c is not None):
+            rows, limit = cases.ceiling(bench, client)
+            results.rows += rows
+            results.limits[client.name] = limit
+    limit = args.limit or (results.limits.get(kernel.name) if kernel else None)
+    if "overload" in chosen and kernel is not None and limit is not None:
+        results.rows += cases.overload(bench, kernel, limit)
+    if "hog" in chosen:
+        results.rows += cases.hog(bench, own)
+    if "linearity" in chosen and kernel is not None:
+        results.doublings += cases.linearity(bench, kernel)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    clients = _chosen(
+        args.clients, list(CLIENTS), ["epoll", "kernel", "openai"] if args.quick else list(CLIENTS), "--clients"
+    )
+    chosen = _chosen(args.cases, CASES, ["matrix"] if args.quick else CASES, "--cases")
+    results = Results(
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        machine=machine(),
+        versions={},
+        command=shlex.join(["python", "-m", "tests.bench", *argv]),
+    )
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        bench = cases.Bench(
+            work=(args.work or Path(scratch)).resolve(),
+            placement=default_placement(args.realtime_client),
+            window_s=args.window or (4.0 if args.quick else 8.0),
+            tries=args.tries or (1 if args.quick else 3),
+        )
+        _run_cases(chosen, bench, _usable(clients, results), args, results)
+    print(text_table(results.rows))
+    for line in doubling_lines(results.doublings):
+        print("  ".join(line))
+    args.output.write_text(markdown(results))
+    args.output.with_suffix(".json").write_text(as_json(results))
+    print(f"\nwritten: {args.output}")
+    return 0 if any(not isinstance(row.run, str) for row in results.rows) or results.doublings else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
