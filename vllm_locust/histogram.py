@@ -98,11 +98,11 @@ class LogHistogram:
         self.min_ns = low if self.min_ns is None else min(self.min_ns, low)
         self.max_ns = high if self.max_ns is None else max(self.max_ns, high)
 
-    def quantile(self, q: Fraction) -> float | None:
+    def quantile(self, q: Fraction | float) -> float | None:
         """Percentile q in ns by nearest rank, within 0.5 %; None when nothing was recorded."""
         if self.min_ns is None or self.max_ns is None:
             return None
-        rank = nearest_rank(self.n, q)
+        rank = nearest_rank(self.n, Fraction(q).limit_denominator(1_000_000))
         if rank <= self.negative:
             return float(self.min_ns)
         rank -= self.negative

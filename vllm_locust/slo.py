@@ -24,6 +24,7 @@ from vllm_locust.statistics import PERCENTILES
 
 REQUEST_METRICS: Final = (*(m.name for m in DISTRIBUTIONS if m.per is Per.REQUEST and m.adjusted), "itl")
 STAGE_NUMBERS: Final = tuple(m.name for m in SCALARS if m.better is not Better.NEITHER and m.name != "dropped_arrivals")
+NEED_REQUEST_SLO: Final = ("goodput_rps", "good_fraction")
 
 _NS_PER_UNIT: Final = {
     "ns": 1,
@@ -97,6 +98,12 @@ def parse_slos(texts: Sequence[str]) -> list[Slo]:
             slos.append(parse_slo(text))
         except ValueError as error:
             faults.append(str(error))
+    if not any(slo.kind is SloKind.REQUEST for slo in slos):
+        faults += [
+            str(_refusal(slo.text, "nothing says what a good request is", "add for example --slo 'ttft<=2s'"))
+            for slo in slos
+            if slo.metric in NEED_REQUEST_SLO
+        ]
     if faults:
         raise ValueError("\n".join(faults))
     return slos

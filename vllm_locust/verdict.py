@@ -74,6 +74,9 @@ class Evidence:
     failed: int
     max_failures: float | None = None
     records_lost: int = 0
+    """Records that a worker could keep nowhere."""
+    batches_lost: int = 0
+    """Numbered batches that a worker made and that are in no file."""
     spooled_batches: int = 0
     workers_expected: int | None = None
     workers_missing: Sequence[str] = ()
@@ -84,7 +87,7 @@ class Evidence:
     slots_were_full: bool = False
     planned_arrivals: int | None = None
     sent_in_time: int | None = None
-    """Of the planned arrivals, those that were sent within their stage."""
+    """Of the planned arrivals, those that were sent, and not late."""
     receive_lag_p99_ns: float | None = None
     user_stamp_share: float = 0.0
     loop_lag_p99_ns: float | None = None
@@ -182,10 +185,16 @@ def _too_many_failures(evidence: Evidence, _: Thresholds) -> Reason | None:
 
 
 def _records_lost(evidence: Evidence, _: Thresholds) -> Reason | None:
-    if not evidence.records_lost:
+    lost = [
+        f"{count} {what}"
+        for count, what in ((evidence.batches_lost, "batches of records"), (evidence.records_lost, "single records"))
+        if count
+    ]
+    if not lost:
         return None
-    sentence = f"{evidence.records_lost} record batches that workers sent are in no file of the run."
-    return Reason("records_lost", Status.INVALID, sentence, evidence.records_lost, fails_run=True)
+    sentence = f"{' and '.join(lost)} that workers made are in no file of the run."
+    total = evidence.batches_lost + evidence.records_lost
+    return Reason("records_lost", Status.INVALID, sentence, total, fails_run=True)
 
 
 def _spool_left(evidence: Evidence, _: Thresholds) -> Reason | None:
@@ -280,7 +289,7 @@ def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if severity is None:
         return None
     sentence = (
-        f"{evidence.sent_in_time} of {evidence.planned_arrivals} planned arrivals were sent within their stage "
+        f"{evidence.sent_in_time} of {evidence.planned_arrivals} planned arrivals were sent in time "
         f"({_percent(shortfall)} short): the load was not the one asked for."
     )
     if evidence.slots_were_full:

@@ -1,0 +1,58 @@
+"""What the verdict looks at, gathered from a run's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_locust.outcome import Outcome
+from vllm_locust.report.reading import Reading
+from vllm_locust.report.run_facts import RunFacts
+from vllm_locust.report.stage_samples import StageSamples
+from vllm_locust.report.worker_health import WorkerHealth
+from vllm_locust.verdict import THRESHOLDS, Evidence, Shift
+
+
+def evidence(
+    facts: RunFacts, reading: Reading, health: WorkerHealth, shifts: Sequence[Shift], total: Mapping[str, Any]
+) -> Evidence:
+    everything, requests = reading.everything, total["requests"]
+    all_requests = sum(everything.requests.values())
+    by_user = everything.stamp_sources["user"]
+    lag = total["schedule_lag_s"]["p99"]
+    planned = total["planned_arrivals"]
+    return Evidence(
+        window_requests=requests["attempted"],
+        window_ok=requests["ok"],
+        attempted=requests["attempted"] or all_requests,
+        failed=requests["failed"] if requests["attempted"] else all_requests - everything.requests[Outcome.OK],
+        max_failures=facts.max_failures,
+        records_lost=facts.records_lost,
+        batches_lost=facts.batches_lost,
+        spooled_batches=facts.spooled_batches,
+        workers_expected=facts.workers_expected,
+        workers_missing=facts.workers_missing,
+        shifts=shifts,
+        coalesced_share=reading.total.gaps["chunk_gap"].touched_share,
+        schedule_lag_p99_ns=None if lag is None else lag * 1e9,
+        slots_were_full=facts.slots is not None and (health.in_flight_max or 0) >= facts.slots,
+        planned_arrivals=planned,
+        sent_in_time=None if planned is None else _sent_in_time(reading.total),
+        receive_lag_p99_ns=health.receive_lag_p99_ns,
+        user_stamp_share=by_user / all_requests if all_requests else 0.0,
+        loop_lag_p99_ns=health.loop_lag_p99_ns,
+        cpu_fraction_p95=health.cpu_fraction_p95,
+        cpu_worker=health.cpu_worker,
+        run_delay_share=health.run_delay_share,
+        gc_pause_max_ns=health.gc_pause_max_ns,
+        clock_step_max_ns=facts.clock_step_max_ns,
+        clock_uncertainty_max_ns=facts.clock_uncertainty_max_ns,
+        stopped_early=facts.stopped_early,
+        token_sources=tuple(everything.token_sources),
+    )
+
+
+def _sent_in_time(samples: StageSamples) -> int:
+    """Arrivals that were not late enough to make a run invalid."""
+    lag = samples.floats["schedule_lag"][samples.flags["scheduled"]]
+    return int((lag <= THRESHOLDS.schedule_lag_p99_ns[1]).sum())

@@ -1,0 +1,57 @@
+"""``report.html``: one file that stands alone, with no script and nothing to fetch. Text from outside is escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any, Final
+
+import jinja2
+
+from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS
+from vllm_locust.report import figures
+from vllm_locust.report.text import COLUMNS, printable, verdict_line
+
+_TEMPLATE: Final = "report.html.j2"
+_CARD_COLUMNS: Final = ("mean_s", "p50_s", "p90_s", "p99_s")
+
+
+def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """``run`` is ``run.json``: its configuration, versions, hosts and command are shown as they are."""
+    source = resources.files("vllm_locust.report").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "time": figures.time,
+        "rate": figures.rate,
+        "share": figures.share,
+        "count": figures.count,
+        "plain": figures.plain,
+        "size": figures.size,
+        "date": _date,
+        "json": _pretty,
+        "printable": printable,
+    }
+    environment.globals["percentile"] = figures.percentile
+    return environment.from_string(source).render(
+        summary=summary,
+        run=run,
+        verdict_line=verdict_line(summary),
+        columns=COLUMNS,
+        card_columns=_CARD_COLUMNS,
+        distributions=DISTRIBUTIONS,
+        catalogue=list(CATALOGUE.values()),
+    )
+
+
+def _date(unix_ns: int | None) -> str:
+    if unix_ns is None:
+        return figures.UNKNOWN
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,161 @@
+"""The numbers of a run, from its run directory: ``summary.json``, schema 1.
+
+Reads ``requests.parquet`` twice in pieces: once for the numbers, once for the confidence of pooled percentiles. Kept
+in memory are some 200 bytes for each request of the window and 4 for each chunk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_locust.report.blocks import pooled_block, seconds
+from vllm_locust.report.columns import Source
+from vllm_locust.report.definition_card import definition_card
+from vllm_locust.report.evidence import evidence
+from vllm_locust.report.reading import Reading
+from vllm_locust.report.run_facts import RunFacts, Stage
+from vllm_locust.report.stage_numbers import stage_numbers
+from vllm_locust.report.stage_samples import StageSamples
+from vllm_locust.report.worker_health import read_worker_health
+from vllm_locust.slo import SloKind, StageJudgement, judge_stage
+from vllm_locust.statistics import ks_distance
+from vllm_locust.verdict import Shift, exit_code, judge
+
+SCHEMA: Final = 1
+LengthReference = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def summarize(
+    run: Mapping[str, Any],
+    requests: Source,
+    *,
+    workers: Source | None = None,
+    length_reference: LengthReference | None = None,
+) -> dict[str, Any]:
+    """``run`` is ``run.json`` (see ``run_facts``), ``requests`` and ``workers`` are the parquet files or their batches.
+
+    ``length_reference`` holds the prompt and the output lengths of the workload's source.
+    """
+    facts = RunFacts.from_run(run)
+    reading = Reading(facts)
+    reading.read(requests)
+    inflations = reading.gap_inflations(requests)
+    health = read_worker_health(workers, facts.window)
+    stages = [
+        {
+            "stage": stage.index,
+            "name": stage.name,
+            "stage_kind": stage.kind,
+            "users": stage.users,
+            **stage_numbers(stage, samples, rates, inflations[id(samples)], facts.slos),
+        }
+        for stage, samples, rates in zip(facts.stages, reading.stages.values(), reading.stage_rates(), strict=True)
+    ]
+    rates = reading.window_arrivals.rates(0)
+    total = stage_numbers(_whole_window(facts), reading.total, rates, inflations[id(reading.total)], facts.slos)
+    shifts = reading.total.shifts()
+    slo = _slo_json(facts, stages)
+    verdict = judge(evidence(facts, reading, health, shifts, total))
+    return {
+        "schema": SCHEMA,
+        "run_id": facts.run_id,
+        "run_name": run.get("run_name"),
+        "tags": dict(run.get("tags") or {}),
+        "verdict": verdict.as_json(),
+        "exit_code": exit_code(verdict, slo["missed"]),
+        "slo": slo,
+        "totals": {"all_phases": reading.everything.as_json(), **total},
+        "stages": stages,
+        "errors": reading.everything.errors_json(),
+        "workload": _workload_json(reading.total, length_reference),
+        "coalesced": _coalesced_json(reading, shifts),
+        "health": health.as_json(),
+        "definition_card": definition_card(reading.total),
+    }
+
+
+def _whole_window(facts: RunFacts) -> Stage:
+    return Stage(
+        index=0,
+        name="window",
+        kind="window",
+        interval=facts.window,
+        dropped_arrivals=sum(stage.dropped_arrivals for stage in facts.stages),
+        lost_arrivals=sum(stage.lost_arrivals for stage in facts.stages),
+    )
+
+
+def strict_json(summary: Mapping[str, Any]) -> str:
+    """As ``summary.json`` is written; a NaN or an Infinity is an error, not a word that no other reader knows."""
+    return json.dumps(summary, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+
+
+def _slo_json(facts: RunFacts, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    judged = [
+        (stage, judge_stage(slo, stage))
+        for slo in facts.slos
+        if slo.kind is SloKind.STAGE
+        for stage in stages
+        if stage["stage_kind"] == "hold"
+    ]
+    return {
+        "per_request": [slo.text for slo in facts.slos if slo.kind is SloKind.REQUEST],
+        "per_stage": [slo.text for slo in facts.slos if slo.kind is SloKind.STAGE],
+        "missed": any(judgement.met is False for _, judgement in judged),
+        "stages": [_judgement_json(stage, judgement) for stage, judgement in judged],
+    }
+
+
+def _judgement_json(stage: Mapping[str, Any], judgement: StageJudgement) -> dict[str, Any]:
+    slo = judgement.slo
+    return {
+        "slo": slo.text,
+        "stage": stage["stage"],
+        "met": judgement.met,
+        "value": judgement.value,
+        "limit": slo.limit / 1e9 if slo.is_duration else slo.limit,
+    }
+
+
+def _workload_json(samples: StageSamples, reference: LengthReference | None) -> dict[str, Any]:
+    """How far the lengths really sent are from the source's; null where either side has none."""
+    ok = samples.flags["ok"]
+    counts = {name: samples.floats[name] for name in ("prompt_tokens", "prompt_tokens_planned", "output_tokens")}
+    known = {name: values[~np.isnan(values) & (ok | (name != "output_tokens"))] for name, values in counts.items()}
+    result: dict[str, Any] = {"reference_n": None if reference is None else len(reference[0])}
+    for name, values in known.items():
+        source = None if reference is None else reference[name == "output_tokens"]
+        result[name] = {
+            "n": len(values),
+            "mean": float(values.mean()) if len(values) else None,
+            "source_mean": None if source is None or not len(source) else float(np.mean(source)),
+            "ks_distance": None
+            if source is None or not len(source) or not len(values)
+            else ks_distance(values, source),
+        }
+    return result
+
+
+def _coalesced_json(reading: Reading, shifts: Sequence[Shift]) -> dict[str, Any]:
+    gaps = reading.total.gaps["chunk_gap"]
+    return {
+        "gaps": gaps.n,
+        "gaps_touched": gaps.touched.n,
+        "share_of_gaps": gaps.touched_share,
+        "width_s": pooled_block(reading.total.widths),
+        "shifts": [
+            {
+                "metric": shift.metric,
+                "percentile": shift.percentile,
+                "reported_s": seconds(shift.reported_ns),
+                "lowest_s": seconds(shift.lowest_ns),
+                "highest_s": seconds(shift.highest_ns),
+            }
+            for shift in shifts
+        ],
+    }

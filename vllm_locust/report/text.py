@@ -1,0 +1,227 @@
+"""``report.txt``: the page that is printed at the end of a run, at most 100 columns wide for one stage."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from vllm_locust.metrics import CATALOGUE
+from vllm_locust.report import figures
+
+WIDTH: Final = 100
+COLUMNS: Final = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
+_ALWAYS: Final = ("ttft", "tpot", "itl", "e2e")
+_WHEN_MEASURED: Final = ("ttft_from_schedule", "ttft_answer", "chunk_gap", "done", "schedule_lag")
+_STAGE_COLUMN: Final = 12
+
+_COLOURS: Final = {"valid": "\033[32m", "degraded": "\033[33m", "invalid": "\033[31m"}
+_PLAIN: Final = "\033[0m"
+
+Json = Mapping[str, Any]
+
+
+def render_text(summary: Json, *, colour: bool = False) -> str:
+    """The verdict first, then the numbers, then what they rest on."""
+    sections = [
+        _verdict(summary, colour),
+        _load(summary["stages"]),
+        _latency(summary),
+        _slos(summary["slo"]),
+        _errors(summary["errors"]),
+        _health(summary["health"]["workers"], summary["coalesced"], summary["totals"]["all_phases"]),
+        _workload(summary["workload"]),
+        _notes(summary),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def printable(text: str) -> str:
+    """Text from outside in one line, without control characters that could move the cursor or reverse the line."""
+    return "".join(" " if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp", "Cs") else char for char in text)
+
+
+def verdict_line(summary: Json) -> str:
+    """``VALID``, or the status with its worst reason."""
+    verdict = summary["verdict"]
+    reasons = verdict["reasons"]
+    if not reasons:
+        return "VALID: the generator kept up; the numbers are the server's."
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{verdict['status'].upper()}: {printable(reasons[0]['sentence'])}{more}"
+
+
+def _verdict(summary: Json, colour: bool) -> list[str]:
+    status = summary["verdict"]["status"]
+    line = verdict_line(summary)
+    if colour:
+        line = f"{_COLOURS[status]}{line}{_PLAIN}"
+    name = f" ({printable(summary['run_name'])})" if summary["run_name"] else ""
+    others = [f"  - {printable(reason['sentence'])}" for reason in summary["verdict"]["reasons"][1:]]
+    return [line, *_wrapped(others), f"Run {printable(summary['run_id'])}{name}"]
+
+
+def _wrapped(lines: Iterable[str]) -> list[str]:
+    wrapped: list[str] = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip(" -"))
+        rest = line
+        while len(rest) > WIDTH:
+            at = rest.rfind(" ", indent + 1, WIDTH + 1)
+            at = at if at > indent else WIDTH
+            wrapped.append(rest[:at])
+            rest = " " * indent + rest[at:].lstrip()
+        wrapped.append(rest)
+    return wrapped
+
+
+def _stage_heading(stage: Json) -> str:
+    users = "" if stage["users"] is None else f" {stage['users']}u"
+    return printable(f"{stage['name']}{users}")[:_STAGE_COLUMN]
+
+
+_LOAD_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
+    ("length", lambda s: figures.time(s["length_s"])),
+    ("offered requests/s", lambda s: figures.rate(s["offered_rps"])),
+    ("achieved requests/s", lambda s: figures.rate(s["achieved_rps"])),
+    ("requests attempted", lambda s: figures.count(s["requests"]["attempted"])),
+    ("  ok", lambda s: figures.count(s["requests"]["ok"])),
+    ("  failed", lambda s: figures.count(s["requests"]["failed"])),
+    ("  unfinished (censored)", lambda s: figures.count(s["requests"]["censored"])),
+    ("arrivals dropped or lost", lambda s: figures.count(_missed(s))),
+    ("requests/s", lambda s: figures.rate(s["requests_per_s"])),
+    ("input tokens/s", lambda s: figures.rate(s["input_tokens_per_s"])),
+    ("output tokens/s", lambda s: figures.rate(s["output_tokens_per_s"])),
+    ("total tokens/s", lambda s: figures.rate(s["total_tokens_per_s"])),
+    ("tokens per chunk", lambda s: figures.plain(s["tokens_per_chunk"])),
+    ("goodput requests/s", lambda s: figures.rate(s["goodput_rps"])),
+    ("good fraction", lambda s: figures.share(s["good_fraction"])),
+)
+
+
+def _missed(stage: Json) -> int:
+    return int(stage["requests"]["dropped_arrivals"]) + int(stage["requests"]["lost_arrivals"])
+
+
+def _load(stages: Sequence[Json]) -> list[str]:
+    """Stages as columns."""
+    lines = ["LOAD" + " " * 22 + "".join(f"{_stage_heading(stage):>{_STAGE_COLUMN + 1}}" for stage in stages)]
+    for label, show in _LOAD_ROWS:
+        lines.append(f"  {label:<24}" + "".join(f"{show(stage):>{_STAGE_COLUMN + 1}}" for stage in stages))
+    return [line.rstrip() for line in lines]
+
+
+def _latency(summary: Json) -> list[str]:
+    lines = []
+    for stage in summary["stages"]:
+        if len(summary["stages"]) > 1:
+            lines.append(f"LATENCY of stage {printable(stage['name'])}, ok requests")
+        else:
+            lines.append("LATENCY, ok requests")
+        heading = "".join(f"{name.replace('_', '.'):>9}" for name in COLUMNS)
+        lines.append(f"  {'':<20}{'n':>9}{heading}")
+        shown = [*_ALWAYS, *(name for name in _WHEN_MEASURED if stage[f"{name}_s"]["n"])]
+        for name in shown:
+            lines.append(_latency_line(CATALOGUE[name].title, stage[f"{name}_s"]))
+            adjusted = stage.get(f"{name}_adjusted_s")
+            if adjusted is not None and adjusted.get("failed") and name in _ALWAYS:
+                lines.append(_latency_line("  with failures", adjusted))
+    return lines
+
+
+def _latency_line(label: str, block: Json) -> str:
+    values = "".join(f" {figures.percentile(block, name):>8}" for name in COLUMNS)
+    return f"  {label:<20}{figures.count(block['n']):>9}{values}".rstrip()
+
+
+def _slos(slo: Json) -> list[str]:
+    lines = [f"  good request: {printable(text)}" for text in slo["per_request"]]
+    for entry in slo["stages"]:
+        word = {True: "met", False: "MISSED", None: "not measured"}[entry["met"]]
+        lines.append(f"  stage {entry['stage']}: {printable(entry['slo'])} {word} ({_slo_value(entry)})")
+    return ["SLO", *_wrapped(lines)] if lines else []
+
+
+def _slo_value(entry: Json) -> str:
+    if entry["value"] is None:
+        return "it falls on a failed request" if entry["met"] is False else "no samples"
+    return figures.time(entry["value"]) if "(" in entry["slo"] else figures.plain(entry["value"])
+
+
+def _errors(errors: Sequence[Json]) -> list[str]:
+    lines = []
+    for error in errors:
+        lines.append(f"  {error['outcome']:<22}{figures.count(error['count']):>9}")
+        lines += [
+            f"    {figures.count(example['count'])} × {printable(example['text'])}"[:WIDTH]
+            for example in error["examples"]
+        ]
+    return ["NOT OK, over all phases", *lines] if lines else []
+
+
+def _health(workers: Sequence[Json], coalesced: Json, everything: Json) -> list[str]:
+    if not workers:
+        return []
+    heading = "cpu p95", "run delay", "loop p99", "recv p99", "sched max", "gc max", "rss"
+    lines = ["GENERATOR", f"  {'worker':<26}" + "".join(f"{name:>10}" for name in heading)]
+    for worker in workers:
+        cells = (
+            figures.share(worker["cpu_fraction_p95"]),
+            figures.share(worker["run_delay_share"]),
+            figures.time(worker["loop_lag_p99_s"]),
+            figures.time(worker["receive_lag_p99_s"]),
+            figures.time(worker["schedule_lag_max_s"]),
+            figures.time(worker["gc_pause_max_s"]),
+            figures.size(worker["rss_bytes_max"]),
+        )
+        lines.append(f"  {printable(worker['worker_id'])[:26]:<26}" + "".join(f"{cell:>10}" for cell in cells))
+    stamps = ", ".join(f"{figures.count(n)} by {source}" for source, n in everything["stamp_sources"].items())
+    lines.append(f"  requests stamped: {stamps or figures.UNKNOWN}")
+    touched, width = coalesced["share_of_gaps"], coalesced["width_s"]
+    if coalesced["gaps_touched"]:
+        lines.append(
+            f"  gaps next to a chunk without a stamp of its own: {figures.share(touched)}, "
+            + ", ".join(f"{name} {figures.time(width[name])}" for name in ("p50", "p99", "max"))
+            + " wide"
+        )
+    return lines
+
+
+def _workload(workload: Json) -> list[str]:
+    lines = []
+    for name, label in (
+        ("prompt_tokens", "prompt tokens"),
+        ("prompt_tokens_planned", "prompt tokens, planned"),
+        ("output_tokens", "output tokens"),
+    ):
+        part = workload[name]
+        if part["n"]:
+            lines.append(
+                f"  {label:<24}{figures.count(part['n']):>9}{figures.plain(part['mean']):>10}"
+                f"{figures.plain(part['source_mean']):>13}{figures.plain(part['ks_distance']):>13}"
+            )
+    heading = f"WORKLOAD{'':<18}{'n':>9}{'mean':>10}{'source mean':>13}{'KS distance':>13}"
+    return [heading, *lines] if lines else []
+
+
+def _notes(summary: Json) -> list[str]:
+    """What a reader must know to read the table right, where it applies."""
+    notes = []
+    everything = summary["totals"]["all_phases"]
+    blocks = [stage[f"{name}_s"] for stage in summary["stages"] for name in (*_ALWAYS, *_WHEN_MEASURED)]
+    if any(block["n"] and block["few_samples"] for block in blocks):
+        notes.append("? fewer than 10 samples lie beyond this percentile")
+    if any(stage["itl_s"]["n"] == 0 and stage["chunk_gap_s"]["n"] for stage in summary["stages"]):
+        notes.append("ITL is not known: the server did not say how many tokens each chunk holds (--token-detail on)")
+    if any(stage["tpot_reads_low"] for stage in summary["stages"]):
+        reads_low = sum(stage["tpot_reads_low"] for stage in summary["stages"])
+        notes.append(f"TPOT reads low: the first chunk of {reads_low} requests held several tokens")
+    if everything["token_sources"]:
+        counted = ", ".join(f"{source} {figures.count(n)}" for source, n in everything["token_sources"].items())
+        notes.append(f"tokens counted by: {counted}")
+    phases = ", ".join(f"{phase} {figures.count(n)}" for phase, n in everything["by_phase"].items())
+    tokens = " and ".join(
+        f"{figures.count(everything[f'{kind}_tokens'])} {kind} tokens" for kind in ("prompt", "output")
+    )
+    notes.append(f"all phases: {figures.count(everything['requests'])} requests ({phases}), {tokens}")
+    return _wrapped(f"- {note}" for note in notes)
