@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tests.bench",
         description="Measures clients of an LLM server against a server that tells the truth, one core each.",
         epilog="VLLM_BENCH_PYTHON, AIPERF_PYTHON and GUIDELLM_PYTHON name interpreters that have the peers; else they "
-        "are installed into .bench-venvs/ from the package index. BENCH_TOKENIZER names a tokenizer directory for them.",
+        "are installed into .bench-venvs/ from the package index. BENCH_TOKENIZER names a tokenizer directory.",
     )
     parser.add_argument(
         "--quick", action="store_true", help="about two minutes: own transports and the C client, two loads"
