@@ -139,6 +139,8 @@ class ChatUser(User):
 
         Ends early when a turn fails, since what would follow has no history."""
         history: list[Mapping[str, Any]] = []
+        if session.system is not None:
+            history.append({"role": "system", "content": session.system})
         for number, turn in enumerate(session.turns):
             if number:
                 gevent.sleep(self.wait_time())

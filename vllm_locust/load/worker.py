@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,13 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
 from vllm_locust.record import FlushReport, RecordSink, RequestRecord
 from vllm_locust.workload.prompt import Prompt, Session
-from vllm_locust.workload.sampler import Workload
+from vllm_locust.workload.workload import Workload
 
-_TRANSPORTS = {"kernel": KernelTransport, "sse": SseTransport, "openai": OpenAITransport}
+_TRANSPORTS: dict[str, Callable[[ssl.SSLContext, str | None], Transport]] = {
+    "kernel": KernelTransport,
+    "sse": SseTransport,
+    "openai": OpenAITransport,
+}
 FLUSH_TIMEOUT_NS = 30_000_000_000
 
 
@@ -53,7 +58,6 @@ class LoadWorker:
         self.assignment = assignment
         self.workload = workload
         self.aggregate = RunAggregate()
-        self.in_flight = 0
         self.draining = Event()
         self._sink = sink
         self._host = socket.gethostname()
@@ -69,7 +73,7 @@ class LoadWorker:
         self._health = HealthSampler(
             assignment.worker_id,
             self.transport.receive_lag,
-            lambda: self.in_flight,
+            lambda: self.aggregate.in_flight,
             lambda: sink.spooled_batches,
             sink.put_health,
         )
@@ -149,7 +153,7 @@ class LoadWorker:
     def _exchange(self, call: Call) -> tuple[Exchange, gevent.GreenletExit | None]:
         """The call's exchange, and the kill that came meanwhile: a killed user's request is still put on record."""
         greenlet = gevent.getcurrent()
-        self.in_flight += 1
+        self.aggregate.request_sent()
         self._calls.add(greenlet)
         try:
             return self.transport.perform(call), None
@@ -158,7 +162,6 @@ class LoadWorker:
             return exchange.fail(Outcome.ABANDONED, "its user was killed"), killed
         finally:
             self._calls.discard(greenlet)
-            self.in_flight -= 1
 
     def _record(self, call: Call, exchange: Exchange, request_id: str) -> RequestRecord:
         completion = exchange.completion
@@ -207,12 +210,12 @@ class LoadWorker:
         """Start no further request, let the running ones end within the drain time, cut the rest, ship everything."""
         self.draining.set()
         deadline_ns = clock.monotonic_ns() + self.config.drain_timeout_ns
-        while self.in_flight and clock.monotonic_ns() < deadline_ns:
+        while self.aggregate.in_flight and clock.monotonic_ns() < deadline_ns:
             gevent.sleep(0.02)
         cut = CutShort(Outcome.CENSORED, "still running when the drain ended (--drain-timeout)")
         for greenlet in list(self._calls):
             self.cut(greenlet, cut)
-        while self.in_flight:
+        while self.aggregate.in_flight:
             gevent.sleep(0.01)
         self._health.close()
         report = self._sink.flush(clock.monotonic_ns() + FLUSH_TIMEOUT_NS)

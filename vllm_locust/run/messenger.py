@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gevent
-from locust.runners import MasterRunner, Runner, WorkerRunner
+from locust.runners import MasterRunner, WorkerRunner
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Handler = Callable[[str, Any], None]
 class Messenger:
     """One per process. In a local run the same object is both ends."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._local: dict[str, Handler] = {}
 

@@ -1,0 +1,85 @@
+"""The ``vllm-locust`` command: what comes before and after a load run. Flags and exit codes only."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vllm_locust import __version__
+from vllm_locust.errors import UsageError, VllmLocustError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["simserver"]:
+        # It has a command line of its own, with vLLM's flag names.
+        simserver: Callable[[Sequence[str]], int] = importlib.import_module("vllm_locust.simserver.command").main
+        return simserver(arguments[1:])
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except VllmLocustError as error:
+        for problem in error.problems if isinstance(error, UsageError) else (str(error),):
+            sys.stderr.write(f"vllm-locust: {problem}\n")
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vllm-locust", description="Before and after a load run with Locust.")
+    parser.add_argument("--version", action="version", version=f"vllm-locust {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="a distributed ShareGPT load test against the simulated server")
+    demo.add_argument("--run-dir", help="directory for the results (default: runs/<run id>)")
+    demo.add_argument("--duration", default="30s", help="length of the measurement window (default: 30s)")
+    demo.add_argument("--users", type=int, default=24, help="simulated users (default: 24)")
+    demo.set_defaults(run=_demo)
+
+    merge = commands.add_parser("merge", help="write a run's tables and reports from its records")
+    merge.add_argument("run_dir", type=Path, help="the run directory")
+    merge.set_defaults(run=_merge)
+
+    report = commands.add_parser("report", help="write a run's summary and reports anew, and print the table")
+    report.add_argument("run_dir", type=Path, help="the run directory")
+    report.set_defaults(run=_report)
+
+    path = commands.add_parser("path", help="print where a shipped locustfile or workload lies")
+    path.add_argument("name", help="for example chat.py or sharegpt.yaml")
+    path.set_defaults(run=_path)
+
+    commands.add_parser("simserver", help="the simulated vLLM server (see vllm-locust simserver --help)")
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from vllm_locust.run.demo import run_demo
+
+    return run_demo(duration=options.duration, users=options.users, run_dir=options.run_dir)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from vllm_locust.run.merge import merge_run
+    from vllm_locust.store.rundir import RunDirectory
+
+    merged = merge_run(RunDirectory(options.run_dir))
+    print(merged.text)
+    return merged.exit_code
+
+
+def _report(options: argparse.Namespace) -> int:
+    from vllm_locust.run.merge import report_run
+    from vllm_locust.store.rundir import RunDirectory
+
+    merged = report_run(RunDirectory(options.run_dir))
+    print(merged.text)
+    return merged.exit_code
+
+
+def _path(options: argparse.Namespace) -> int:
+    from vllm_locust.shipped import shipped_path
+
+    print(shipped_path(options.name))
+    return 0

@@ -1,0 +1,366 @@
+"""One test run from the master's (or the only process's) side: prepare, warm up, measure, drain, merge.
+
+Locust's own endings lose what workers still hold, so every way to stop comes here first: ``finish`` drains and
+merges, and only then does Locust quit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from vllm_locust import __version__, clock
+from vllm_locust.aggregate import Snapshot, Snapshots
+from vllm_locust.config import RunConfig
+from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
+from vllm_locust.load.preflight import ServerFacts
+from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
+from vllm_locust.run.messenger import DRAIN, PREPARE, Messenger
+from vllm_locust.run.progress import Progress
+from vllm_locust.run.secrets import Secrets
+from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
+from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
+from vllm_locust.store.recorder import RecorderConfig, RecorderReport
+from vllm_locust.store.recorder_process import RecorderProcess, start_recorder
+from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.rundir import RunDirectory, read_json, write_json
+from vllm_locust.workload.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 120.0
+WAIT_FOR_GONE_S = 5.0
+RECORDER_TIMEOUT_S = 60.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known to be usable before any load is sent."""
+
+    config: RunConfig
+    secrets: Secrets
+    server: ServerFacts
+    workload: Workload
+
+
+class RunController:
+    """One test run. ``start`` raises when it cannot begin; after that ``finish`` must be called, from anywhere."""
+
+    def __init__(self, messenger: Messenger, checked: Checked, snapshots: Snapshots) -> None:
+        self._messenger = messenger
+        self._checked = checked
+        self._config = checked.config
+        self._snapshots = snapshots
+        started_ns = clock.unix_ns()
+        self.run_id = f"{clock.utc_stamp(started_ns)}-{os.urandom(3).hex()}"
+        self.exit_code = 1
+        self._started_unix_ns = started_ns
+        self._window: list[int] = []
+        self._ready: dict[str, str | None] = {}
+        self._flushed: dict[str, dict[str, Any]] = {}
+        self._workers: list[str] = []
+        self._finishing = False
+        self._finished = Event()
+        self._spawned = Event()
+        self._valkey: EmbeddedValkey | None = None
+        self._store: RunStore | None = None
+        self._recorder: RecorderProcess | None = None
+        self._clock_offset: ClockOffset | None = None
+        self._phase = "warmup"
+        self._progress = Progress(self._config.progress)
+        self._conductor: gevent.Greenlet | None = None
+        self.run_dir = RunDirectory.create(Path(self._config.run_dir or f"runs/{self.run_id}"))
+
+    # The beginning
+
+    def start(self, finish_locust: Callable[[], None]) -> None:
+        """Bring up the store and the recorder, and wait until every worker is ready. ``finish_locust`` is called when
+        the run has ended by its own clock.
+        """
+        try:
+            self._bring_up()
+        except BaseException:
+            self._tear_down()
+            raise
+        self._conductor = gevent.spawn(self._conduct, finish_locust)
+
+    def _bring_up(self) -> None:
+        url = self._config.redis_url
+        if url is None:
+            self._valkey = start_embedded()
+            url = self._valkey.url
+        options = redis_options(url, self._checked.secrets.redis_password_file)
+        self._store = RunStore(options, self.run_id)
+        server = self._store.check_server()
+        self._clock_offset = measure_clock_offset(self._store.server_time_unix_ns, server.run_id)
+        password_file = self._checked.secrets.redis_password_file
+        self._recorder = start_recorder(
+            RecorderConfig(
+                run_id=self.run_id,
+                redis_url=url,
+                redis_password_file=None if password_file is None else str(password_file),
+            ),
+            self.run_dir,
+            spawn=gevent.spawn,
+        )
+        self._workers = self._messenger.worker_ids()
+        write_json(self.run_dir.run_json, self._run_json(None, None))
+        for share, worker_id in enumerate(self._workers):
+            self._messenger.to_worker(worker_id, PREPARE, self._prepare_message(url, share))
+        self._await_ready()
+
+    def _prepare_message(self, redis_url: str, share: int) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "run_id": self.run_id,
+            "config": self._config.to_json(),
+            "needs_api_key": self._checked.secrets.api_key is not None,
+            "model": self._checked.server.model,
+            "max_model_len": self._checked.server.max_model_len,
+            "token_detail": self._token_detail,
+            "workload_fingerprint": self._checked.workload.fingerprint,
+            "redis_url": redis_url,
+            "spool_dir": str(self.run_dir.path.absolute() / "spool"),
+            "share": share,
+            "shares": max(1, len(self._workers)),
+        }
+
+    @property
+    def _token_detail(self) -> bool:
+        asked = self._config.token_detail
+        return asked == "on" or (asked == "auto" and self._checked.server.tells_usage_per_chunk)
+
+    def on_ready(self, worker_id: str, payload: Any) -> None:
+        if payload.get("run_id") == self.run_id:
+            self._ready[worker_id] = payload.get("error")
+
+    def on_snapshot(self, worker_id: str, payload: Any) -> None:
+        try:
+            snapshot = Snapshot.from_message(payload)
+        except ValueError as error:
+            logger.warning("A snapshot of worker %s is not usable: %s", worker_id, error)
+            return
+        if snapshot.worker_id == worker_id:
+            self._snapshots.offer(snapshot)
+
+    def on_flushed(self, worker_id: str, payload: Any) -> None:
+        if payload.get("run_id") == self.run_id:
+            self._flushed[worker_id] = payload
+
+    def on_spawned(self) -> None:
+        self._spawned.set()
+
+    def _await_ready(self) -> None:
+        deadline_ns = clock.monotonic_ns() + round(READY_TIMEOUT_S * 1e9)
+        while missing := [worker for worker in self._workers if worker not in self._ready]:
+            if clock.monotonic_ns() > deadline_ns:
+                raise RunFailed(f"workers {', '.join(missing)} did not get ready within {READY_TIMEOUT_S:.0f} s")
+            gevent.sleep(POLL_S)
+        problems = sorted({f"worker {worker}: {error}" for worker, error in self._ready.items() if error})
+        if problems:
+            raise UsageError(*problems)
+
+    # The middle
+
+    def _conduct(self, finish_locust: Callable[[], None]) -> None:
+        self._warm_up()
+        start_ns = clock.monotonic_ns()
+        self._window.append(self._common_unix_ns())
+        self._phase = "window"
+        length_ns = self._config.window_ns
+        while length_ns is None or clock.monotonic_ns() - start_ns < length_ns:
+            left_ns = None if length_ns is None else length_ns - (clock.monotonic_ns() - start_ns)
+            self._show(None if left_ns is None else left_ns / 1e9)
+            gevent.sleep(POLL_S if left_ns is None else min(POLL_S, max(0, left_ns) / 1e9))
+        self.finish(None)
+        finish_locust()
+
+    def _warm_up(self) -> None:
+        """Until all users are there and have completed the warm-up requests, or for the warm-up time at most."""
+        started_ns = clock.monotonic_ns()
+        while clock.monotonic_ns() - started_ns < self._config.warmup_time_ns or not self._spawned.is_set():
+            if self._spawned.is_set() and self._completed() >= self._config.warmup_requests:
+                return
+            self._show(None)
+            gevent.sleep(POLL_S)
+
+    def _completed(self) -> int:
+        known = [self._snapshots.of_worker(worker_id) for worker_id in self._snapshots.worker_ids]
+        return sum(sum(snapshot.aggregate.finished.values()) for snapshot in known if snapshot is not None)
+
+    def _common_unix_ns(self) -> int:
+        """Now on the Redis server's clock, which is the common one. An offset within its own uncertainty is none."""
+        offset = self._clock_offset
+        known = offset is not None and abs(offset.offset_ns) > offset.uncertainty_ns
+        return clock.unix_ns() + (offset.offset_ns if offset is not None and known else 0)
+
+    def _show(self, left_s: float | None) -> None:
+        self._progress.show(clock.monotonic_ns(), self._phase, left_s, self._snapshots.merged)
+
+    # The end
+
+    def finish(self, reason: str | None) -> None:
+        """End the run and wait until its results are written. ``reason`` is None where the window ran its full
+        length.
+        """
+        if self._finishing:
+            self._finished.wait()
+            return
+        self._finishing = True
+        if self._conductor is not None and self._conductor is not gevent.getcurrent():
+            self._conductor.kill(block=False)
+        try:
+            self._finish(reason)
+        except VllmLocustError as error:
+            logger.error("%s", error)
+            self.exit_code = error.exit_code
+        except Exception:
+            logger.exception("The run could not be finished; its records are in %s", self.run_dir.path)
+            self.exit_code = 1
+        finally:
+            self._finished.set()
+
+    def _finish(self, reason: str | None) -> None:
+        if self._window:
+            self._window.append(self._common_unix_ns())
+        self._phase = "drain"
+        self._messenger_to_all(DRAIN)
+        missing = self._await_flushed()
+        report = self._end_recorder()
+        stopped_early = reason if self._config.window_ns is not None or not self._window else None
+        write_json(self.run_dir.run_json, self._run_json(report, stopped_early, missing))
+        self._progress.end()
+        self._merge()
+        if self._store is not None and report is not None and report.drained:
+            self._store.ttl(max(1, self._config.ttl_ns // 1_000_000_000))
+        self._tear_down()
+
+    def _messenger_to_all(self, kind: str) -> None:
+        for worker_id in self._messenger.worker_ids():
+            self._messenger.to_worker(worker_id, kind, {"run_id": self.run_id})
+
+    def _await_flushed(self) -> list[str]:
+        """The workers that were lost before they had flushed."""
+        limit_ns = self._config.drain_timeout_ns + FLUSH_TIMEOUT_NS + 15_000_000_000
+        deadline_ns = clock.monotonic_ns() + limit_ns
+        gone_since: dict[str, int] = {}
+        while clock.monotonic_ns() < deadline_ns:
+            here = set(self._messenger.worker_ids())
+            waiting = [worker for worker in self._workers if worker not in self._flushed]
+            now_ns = clock.monotonic_ns()
+            for worker in waiting:
+                if worker in here:
+                    gone_since.pop(worker, None)
+                else:
+                    gone_since.setdefault(worker, now_ns)
+            if all(now_ns - gone_since.get(worker, now_ns) > WAIT_FOR_GONE_S * 1e9 for worker in waiting):
+                break
+            self._show(None)
+            gevent.sleep(POLL_S)
+        return [worker for worker in self._workers if worker not in self._flushed]
+
+    def _end_recorder(self) -> RecorderReport | None:
+        if self._recorder is None:
+            return None
+        try:
+            report = self._recorder.finish(RECORDER_TIMEOUT_S)
+        except StoreError as error:
+            logger.error("%s", error)
+            report = None
+        self._recorder = None
+        return report
+
+    def _merge(self) -> None:
+        """In a process of its own: a merge takes memory and seconds, and the master's loop must keep turning."""
+        command = [sys.executable, "-m", "vllm_locust", "merge", str(self.run_dir.path)]
+        self.exit_code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+        if self.run_dir.summary_json.exists():
+            self.exit_code = read_json(self.run_dir.summary_json)["exit_code"]
+
+    def _tear_down(self) -> None:
+        if self._recorder is not None:
+            self._recorder.kill()
+            self._recorder = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        if self._valkey is not None:
+            self._valkey.stop()
+            self._valkey = None
+
+    # The record
+
+    def _run_json(
+        self, report: RecorderReport | None, stopped_early: str | None, missing: list[str] | None = None
+    ) -> dict[str, Any]:
+        workload = self._checked.workload
+        return {
+            "schema": 1,
+            "run_id": self.run_id,
+            "run_name": self._config.run_name,
+            "tags": dict(self._config.tags),
+            "command": sys.argv,
+            "versions": {
+                "vllm_locust": __version__,
+                "locust": version("locust"),
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+            },
+            "hosts": {"master": socket.gethostname()},
+            "config": self._config.to_json(),
+            "token_detail": self._token_detail,
+            "server": asdict(self._checked.server),
+            "workload": {
+                "name": workload.name,
+                "description": workload.description,
+                "token_count_method": workload.token_count_method,
+                "filters": dict(workload.filters),
+                "warnings": list(workload.warnings),
+                "fingerprint": workload.fingerprint,
+            },
+            "started_unix_ns": self._started_unix_ns,
+            "ended_unix_ns": clock.unix_ns(),
+            "window": {"start_unix_ns": self._window[0], "end_unix_ns": self._window[1]}
+            if len(self._window) == 2
+            else None,
+            "stages": [],
+            "stopped_early": stopped_early,
+            "workers": {"expected": len(self._workers), "ids": self._workers, "missing": missing or []},
+            "records": self._records_json(report, missing or []),
+            "recorder": None if report is None else asdict(report),
+            "slots": None,
+        }
+
+    def _records_json(self, report: RecorderReport | None, missing: list[str]) -> dict[str, int]:
+        """What is known to exist and is in no file: from the workers' own last words, and for a lost one from its
+        snapshot.
+        """
+        durable: dict[str, int] = {} if report is None else dict(report.durable)
+        rows: dict[str, int] = {} if report is None else dict(report.worker_rows)
+        batches = spooled = 0
+        for worker_id, flushed in self._flushed.items():
+            behind = int(flushed["last_seq"]) - durable.get(worker_id, 0)
+            if flushed["spool_path"]:
+                spooled += behind
+            else:
+                batches += max(0, behind)
+        lost = 0 if report is None else report.lost_rows
+        for worker_id in missing:
+            snapshot = self._snapshots.of_worker(worker_id)
+            known = 0 if snapshot is None else sum(snapshot.aggregate.finished.values())
+            lost += max(0, known - rows.get(worker_id, 0))
+        return {"lost": lost, "batches_lost": batches, "spooled_batches": max(0, spooled)}

@@ -1,0 +1,57 @@
+"""``vllm-locust demo``: the simulated server, a master and two workers, a short ShareGPT load test, and its report."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_locust.errors import RunFailed
+from vllm_locust.shipped import shipped_path
+
+WORKERS = 2
+READY = "READY "
+
+
+def run_demo(*, duration: str, users: int, run_dir: str | None) -> int:
+    """Returns the exit code of the load test."""
+    simserver = subprocess.Popen(
+        [sys.executable, "-m", "vllm_locust", "simserver", "--host", "127.0.0.1", "--port", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        return _run_load(_address(simserver), duration, users, run_dir)
+    finally:
+        simserver.terminate()
+        simserver.wait(timeout=30)
+
+
+def _address(simserver: subprocess.Popen[str]) -> str:
+    assert simserver.stdout is not None
+    for line in simserver.stdout:
+        if line.startswith(READY):
+            return line.split()[1]
+    raise RunFailed("the simulated server ended before it was ready; see its messages above")
+
+
+def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> int:
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(shipped_path("chat.py"))),
+        *("--host", address, "--headless", "--only-summary", "--processes", str(WORKERS)),
+        *("-u", str(users), "-r", str(users), "-t", duration, "--warmup-requests", str(users)),
+        *("--slo", "ttft<=500ms", "--slo", "tpot<=50ms", "--run-name", "demo"),
+    ]
+    if run_dir is not None:
+        command += ["--run-dir", run_dir]
+    print("$", " ".join(["locust", *command[3:]]), flush=True)
+    code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+    _tell_report(run_dir)
+    return code
+
+
+def _tell_report(run_dir: str | None) -> None:
+    runs = [Path(run_dir)] if run_dir is not None else sorted(Path("runs").glob("*/"))
+    if runs and (report := runs[-1] / "report.html").is_file():
+        print(f"Report: {report}")

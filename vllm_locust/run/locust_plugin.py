@@ -1,0 +1,220 @@
+"""Hooks the package to Locust. A locustfile that imports a user class from ``vllm_locust`` loads this module."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from locust import events
+from locust.runners import LocalRunner, Runner, WorkerRunner
+
+from vllm_locust.aggregate import Snapshots
+from vllm_locust.config import RunConfig
+from vllm_locust.errors import UsageError, VllmLocustError
+from vllm_locust.load.preflight import ask_server
+from vllm_locust.load.users import POST, ChatUser
+from vllm_locust.run.controller import Checked, RunController
+from vllm_locust.run.flags import WEB_OPTIONS, add_flags
+from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
+from vllm_locust.run.secrets import Secrets
+from vllm_locust.run.worker_side import WorkerSide
+from vllm_locust.workload.load import load_workload
+
+__all__ = ["ChatUser"]
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """``--processes`` forks workers that nothing would end if the master died before they were connected."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+os.register_at_fork(after_in_child=_end_with_parent)
+
+
+def _on_parser(parser: Any, **_: Any) -> None:
+    add_flags(parser)
+
+
+def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:
+    options = dict(vars(environment.parsed_options))
+    try:
+        secrets = Secrets.read(options)
+        if isinstance(runner, WorkerRunner):
+            _WorkerProcess(environment, runner, secrets)
+        else:
+            _MasterProcess(environment, runner, secrets, options, headless=web_ui is None)
+    except VllmLocustError as error:
+        _exit_with(error)
+
+
+_events: Any = events
+_events.init_command_line_parser.add_listener(_on_parser)
+_events.init.add_listener(_on_init)
+
+
+def _exit_with(error: VllmLocustError) -> None:
+    for problem in error.problems if isinstance(error, UsageError) else (str(error),):
+        sys.stderr.write(f"vllm-locust: {problem}\n")
+    sys.stderr.flush()
+    sys.exit(error.exit_code)
+
+
+def _interrupt_main() -> None:
+    """What Ctrl-C does in Locust, once our own ending is over."""
+    gevent.kill(gevent.get_hub().parent, KeyboardInterrupt(), block=False)
+
+
+class _WorkerProcess:
+    """A worker that is told to end drains and flushes first."""
+
+    def __init__(self, environment: Any, runner: WorkerRunner, secrets: Secrets) -> None:
+        options = environment.parsed_options
+        self._side = WorkerSide(Messenger(runner), secrets, options.redis_url)
+        self._forked = bool(options.processes)
+        environment.process_exit_code = 0
+        environment.events.quitting.add_listener(lambda **_: self._side.leave())
+        gevent.signal_handler(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self) -> None:
+        # Ctrl-C reaches the whole foreground group: a forked worker then waits for what its master, interrupted too,
+        # says.
+        if self._forked and POST.worker is not None:
+            return
+        _interrupt_main()
+
+
+class _MasterProcess:
+    """The master, or the only process: checks what it is given, conducts runs, ends each before Locust may quit."""
+
+    def __init__(
+        self, environment: Any, runner: Any, secrets: Secrets, options: dict[str, Any], *, headless: bool
+    ) -> None:
+        self._environment = environment
+        self._runner = runner
+        self._secrets = secrets
+        self._options = options
+        self._headless = headless
+        self._run_time_s = options.get("run_time")
+        # The run's clock is ours: Locust's would start with the ramp-up and cut running requests.
+        environment.parsed_options.run_time = None
+        self._messenger = Messenger(runner)
+        self._snapshots = Snapshots()
+        self._controller: RunController | None = None
+        self._interrupted = False
+        self._checked = self._check() if headless else None
+        if isinstance(runner, LocalRunner):
+            WorkerSide(self._messenger, secrets, None)
+        self._messenger.on(READY, self._to_controller("on_ready"))
+        self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
+        self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
+        self._locust_stop, self._locust_quit = runner.stop, runner.quit
+        runner.stop = self._stop
+        runner.quit = self._quit
+        environment.events.test_start.add_listener(self._on_test_start)
+        environment.events.spawning_complete.add_listener(self._on_spawned)
+        environment.events.quitting.add_listener(self._on_quitting)
+        gevent.signal_handler(signal.SIGINT, self._on_interrupt)
+
+    def _check(self) -> Checked:
+        """Everything that can be found out before load is sent. Raises UsageError."""
+        options = dict(self._options)
+        if not self._headless:
+            now = vars(self._environment.parsed_options)
+            options |= {name: now.get(name) for name in WEB_OPTIONS}
+        host = self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
+        config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
+        server = ask_server(config, self._secrets.api_key)
+        workload = load_workload(
+            config.workload,
+            tokenizer=config.tokenizer,
+            max_model_len=server.max_model_len,
+            max_tokens=config.max_tokens,
+            seed=config.seed,
+        )
+        for warning in workload.warnings:
+            logger.warning("%s", warning)
+        return Checked(config, self._secrets, server, workload)
+
+    def _to_controller(self, method: str) -> Callable[[str, Any], None]:
+        def handler(sender: str, payload: Any) -> None:
+            if self._controller is not None:
+                getattr(self._controller, method)(sender, payload)
+
+        return handler
+
+    def _on_test_start(self, **_: Any) -> None:
+        """Locust starts its users only when this returns. Where a run cannot begin, no user is started."""
+        try:
+            self._snapshots = Snapshots()
+            checked = self._checked if self._checked is not None else self._check()
+            controller = RunController(self._messenger, checked, self._snapshots)
+            self._controller = controller
+            controller.start(self._end_of_run)
+        except VllmLocustError as error:
+            self._controller = None
+            for problem in error.problems if isinstance(error, UsageError) else (str(error),):
+                logger.error("vllm-locust: %s", problem)
+            self._environment.process_exit_code = error.exit_code
+            if self._headless:
+                gevent.spawn(self._locust_quit)
+            raise gevent.GreenletExit from None
+
+    def _on_spawned(self, **_: Any) -> None:
+        if self._controller is not None:
+            self._controller.on_spawned()
+
+    def _end_of_run(self) -> None:
+        if self._headless or self._environment.parsed_options.autoquit not in (-1, None):
+            self._quit()
+        else:
+            self._stop()
+
+    def _finish(self, reason: str | None) -> None:
+        controller = self._controller
+        if controller is None:
+            return
+        controller.finish(reason)
+        self._environment.process_exit_code = controller.exit_code
+        if self._controller is controller:
+            self._controller = None
+
+    def _stop(self, *args: Any, **kwargs: Any) -> None:
+        self._then(lambda: self._locust_stop(*args, **kwargs))
+
+    def _quit(self) -> None:
+        self._then(self._locust_quit)
+
+    def _then(self, go_on: Callable[[], None]) -> None:
+        """Finish the run, then let Locust go on. Its own message loop must not wait here: it carries what we wait
+        for.
+        """
+
+        def end() -> None:
+            self._finish("stopped before its planned end")
+            go_on()
+
+        if self._controller is not None and gevent.getcurrent() in self._runner.greenlet.greenlets:
+            gevent.spawn(end)
+        else:
+            end()
+
+    def _on_quitting(self, **_: Any) -> None:
+        self._finish("ended by a signal")
+
+    def _on_interrupt(self) -> None:
+        if self._interrupted:
+            sys.stderr.write("vllm-locust: interrupted twice: no merge; run vllm-locust merge on the run directory\n")
+            os._exit(1)
+        self._interrupted = True
+        self._finish("interrupted")
+        _interrupt_main()

@@ -1,0 +1,162 @@
+"""A worker process's side of the run's life cycle: prepare, report, drain."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from vllm_locust import __version__, clock
+from vllm_locust.config import RunConfig
+from vllm_locust.errors import UsageError, VllmLocustError
+from vllm_locust.load.users import POST
+from vllm_locust.load.worker import Assignment, LoadWorker
+from vllm_locust.record import FlushReport
+from vllm_locust.run.messenger import DRAIN, FLUSHED, PREPARE, READY, SNAPSHOT, Messenger
+from vllm_locust.run.secrets import Secrets
+from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.workload.load import load_workload
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_S = 1.0
+
+
+class WorkerSide:
+    """Answers the master's messages. In a local run it lives beside the master's side in the same process."""
+
+    def __init__(self, messenger: Messenger, secrets: Secrets, own_redis_url: str | None) -> None:
+        self._messenger = messenger
+        self._secrets = secrets
+        self._own_redis_url = own_redis_url
+        self._shipper: Shipper | None = None
+        self._store: RunStore | None = None
+        self._snapshots: gevent.Greenlet | None = None
+        self._sequence = 0
+        self._left = Event()
+        self._draining = False
+        messenger.on(PREPARE, self._on_prepare)
+        messenger.on(DRAIN, lambda _sender, _payload: self._drain())
+
+    def _on_prepare(self, _sender: str, payload: Any) -> None:
+        try:
+            self._prepare(payload)
+        except VllmLocustError as error:
+            self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": str(error)})
+            return
+        self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": None, "pid": os.getpid()})
+
+    def _prepare(self, payload: Any) -> None:
+        if payload["version"] != __version__:
+            raise UsageError(
+                f"this worker runs vllm-locust {__version__}, the master {payload['version']}; install the same version"
+            )
+        if payload["needs_api_key"] and self._secrets.api_key is None:
+            raise UsageError("this worker has no API key but the master has; set OPENAI_API_KEY or --api-key-file here")
+        self.close()
+        config = RunConfig.from_json(payload["config"])
+        workload = load_workload(
+            config.workload,
+            tokenizer=config.tokenizer,
+            max_model_len=payload["max_model_len"],
+            max_tokens=config.max_tokens,
+            seed=config.seed,
+        )
+        if workload.fingerprint != payload["workload_fingerprint"]:
+            raise UsageError(f"--workload {config.workload}: this worker's differs from the master's; copy it anew")
+        worker_id = self._messenger.own_id
+        url = self._own_redis_url or payload["redis_url"]
+        self._check_reachable(url)
+        options = redis_options(url, self._secrets.redis_password_file)
+        self._store = RunStore(options, payload["run_id"])
+        self._store.check_server()
+        self._shipper = Shipper(
+            self._store,
+            ShipperConfig(worker_id=worker_id, spool_dir=Path(payload["spool_dir"])),
+            spawn=gevent.spawn,
+            offload=lambda call: gevent.get_hub().threadpool.apply(call),
+        )
+        assignment = Assignment(
+            run_id=payload["run_id"],
+            worker_id=worker_id,
+            share=payload["share"],
+            shares=payload["shares"],
+            model=payload["model"],
+            token_detail=payload["token_detail"],
+        )
+        self._draining = False
+        self._left.clear()
+        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key)
+        # What lives until the end of the run is not worth walking through again: a full collection would stop the loop.
+        gc.collect()
+        gc.freeze()
+        POST.put(load)
+        self._snapshots = gevent.spawn(self._report, load)
+
+    @staticmethod
+    def _check_reachable(url: str) -> None:
+        if url.startswith("unix://") and not Path(url.removeprefix("unix://")).exists():
+            raise UsageError(
+                "--redis-url: the master uses an embedded Valkey, which a worker on another host cannot reach; start "
+                "Redis or Valkey where all hosts reach it and give --redis-url to the master"
+            )
+
+    def _report(self, load: LoadWorker) -> None:
+        while True:
+            gevent.sleep(SNAPSHOT_INTERVAL_S)
+            self._send_snapshot(load)
+
+    def _send_snapshot(self, load: LoadWorker) -> None:
+        self._sequence += 1
+        message = load.aggregate.to_message(self._messenger.own_id, self._sequence)
+        self._messenger.to_master(SNAPSHOT, message)
+
+    def _drain(self) -> None:
+        load = POST.worker
+        if load is None or self._draining:
+            return
+        self._draining = True
+        report = load.drain()
+        if self._snapshots is not None:
+            self._snapshots.kill()
+        self._send_snapshot(load)
+        self._messenger.to_master(FLUSHED, flush_message(report, load.assignment.run_id))
+        POST.put(None)
+        self.close()
+        self._left.set()
+
+    def leave(self) -> None:
+        """This process was told to end: drain and flush as at the end of a run, then return."""
+        if POST.worker is None:
+            return
+        if not self._draining:
+            logger.info("This worker leaves the run: it drains and flushes first")
+            self._drain()
+        self._left.wait()
+
+    def close(self) -> None:
+        if self._shipper is not None:
+            self._shipper.close()
+            self._shipper = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def flush_message(report: FlushReport, run_id: str) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "worker_id": report.worker_id,
+        "last_seq": report.last_seq,
+        "durable_seq": report.durable_seq,
+        "requests": report.requests,
+        "spool_path": report.spool_path,
+        "time_unix_ns": clock.unix_ns(),
+    }
