@@ -15,7 +15,7 @@ from vllm_locust.config import Target
 from vllm_locust.load.answer import HttpAnswer
 from vllm_locust.load.connection import Connection, ConnectionPool
 from vllm_locust.load.receiver import Inbox, Read, Receiver
-from vllm_locust.load.transport import Call, CutShort, Exchange, connect_failure
+from vllm_locust.load.transport import Call, CutShort, Exchange, connect_failure, exceeded_timeout
 from vllm_locust.outcome import Outcome
 
 logger = logging.getLogger(__name__)
@@ -88,22 +88,15 @@ class _Stream:
 
     def overdue(self, now_ns: int) -> tuple[Outcome, str] | None:
         """The timeout this call has exceeded, if any. Bytes that wait for the parser count as arrived."""
-        timeouts, sent_ns = self.call.timeouts, self.exchange.sent_ns
+        sent_ns = self.exchange.sent_ns
         if sent_ns is None or self.inbox.reads:
             return None
-        waited_ns = now_ns - sent_ns
-        if timeouts.total_ns is not None and waited_ns > timeouts.total_ns:
-            return Outcome.TIMEOUT_TOTAL, f"no end within {timeouts.total_ns / 1e9:g} s (--timeout-total)"
-        no_token = not self.exchange.completion.chunk_ns
-        if no_token and timeouts.first_token_ns is not None and waited_ns > timeouts.first_token_ns:
-            return (
-                Outcome.TIMEOUT_FIRST_TOKEN,
-                f"no token within {timeouts.first_token_ns / 1e9:g} s (--timeout-first-token)",
-            )
-        # Before the first byte only the first-token timeout counts: a queued request is silent, not idle.
-        if self.last_byte_ns and timeouts.idle_ns is not None and now_ns - self.last_byte_ns > timeouts.idle_ns:
-            return Outcome.TIMEOUT_IDLE, f"no byte for {timeouts.idle_ns / 1e9:g} s (--timeout-idle)"
-        return None
+        return exceeded_timeout(
+            self.call.timeouts,
+            waited_ns=now_ns - sent_ns,
+            silent_ns=now_ns - self.last_byte_ns,
+            has_token=bool(self.exchange.completion.chunk_ns),
+        )
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
         """End the call now. An answer that was complete but for its last frame keeps its own outcome."""

@@ -96,6 +96,25 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+def exceeded_timeout(
+    timeouts: Timeouts, *, waited_ns: int, silent_ns: int, has_token: bool
+) -> tuple[Outcome, str] | None:
+    """The timeout that a call has exceeded, if any: ``waited_ns`` after ``sent``, ``silent_ns`` after the last byte.
+
+    Before the first token only the first-token timeout counts: a server sends headers at once and is then silent for as
+    long as the request is queued.
+    """
+    if timeouts.total_ns is not None and waited_ns > timeouts.total_ns:
+        return Outcome.TIMEOUT_TOTAL, f"no end within {timeouts.total_ns / 1e9:g} s (--timeout-total)"
+    if not has_token:
+        if timeouts.first_token_ns is not None and waited_ns > timeouts.first_token_ns:
+            limit_s = timeouts.first_token_ns / 1e9
+            return Outcome.TIMEOUT_FIRST_TOKEN, f"no token within {limit_s:g} s (--timeout-first-token)"
+    elif timeouts.idle_ns is not None and silent_ns > timeouts.idle_ns:
+        return Outcome.TIMEOUT_IDLE, f"no byte for {timeouts.idle_ns / 1e9:g} s (--timeout-idle)"
+    return None
+
+
 def tls_context(files: TlsFiles) -> ssl.SSLContext:
     """The client's TLS settings. Raises OSError or ssl.SSLError for files that cannot be used."""
     context = ssl.create_default_context(cafile=files.ca_file)
