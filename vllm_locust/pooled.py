@@ -82,9 +82,8 @@ class PooledSample:
     def count_up_to(self, value_ns: Fraction | int) -> int:
         """Samples that are at most ``value_ns``: g/k <= v where g <= floor(v*k)."""
         self._settle()
-        value = Fraction(value_ns)
         return sum(
-            k * sum(_count_up_to(run, value.numerator * k // value.denominator) for run in runs)
+            k * sum(_count_up_to(run, value_ns.numerator * k // value_ns.denominator) for run in runs)
             for k, runs in self._runs.items()
         )
 

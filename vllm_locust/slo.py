@@ -144,8 +144,8 @@ def _parse_number(text: str, match: re.Match[str], number: float, unit: str) -> 
     metric = CATALOGUE[match["name"]]
     at_least = metric.better is Better.HIGHER
     if match["operator"] != (">=" if at_least else "<="):
-        wanted, bound = (">=", "lower") if at_least else ("<=", "upper")
-        raise _refusal(text, f"{metric.name} has a {bound} limit", f"write {wanted}")
+        wanted, bound = (">=", "a lower") if at_least else ("<=", "an upper")
+        raise _refusal(text, f"{metric.name} has {bound} limit", f"write {wanted}")
     if unit not in ("", "%" if metric.unit == "1" else ""):
         raise _refusal(text, f"{metric.name} has no unit {unit!r}", "write a plain number")
     limit = number / 100 if unit == "%" else number

@@ -151,8 +151,11 @@ def exit_code(verdict: Verdict, slo_missed: bool) -> int:
     return 3 if slo_missed else 0
 
 
-def _ms(value_ns: float) -> str:
-    return f"{value_ns / 1e6:.3g} ms" if value_ns < 1e9 else f"{value_ns / 1e9:.3g} s"
+def _time(value_ns: float) -> str:
+    for size, unit in ((1e9, "s"), (1e6, "ms")):
+        if value_ns >= size:
+            return f"{value_ns / size:,.4g} {unit}"
+    return f"{value_ns / 1e3:.3g} µs"
 
 
 def _percent(share: float) -> str:
@@ -229,7 +232,7 @@ def _coalesced(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     touched = "" if (share := evidence.coalesced_share) is None else f" {_percent(share)} of the gaps are touched."
     sentence = (
         f"One read brought several chunks, so {worst.percentile.replace('_', '.')} of {worst.metric} could be off "
-        f"by up to {_ms(worst.shift_ns)} ({_percent(worst.share)} of {_ms(worst.reported_ns)}): "
+        f"by up to {_time(worst.shift_ns)} ({_percent(worst.share)} of {_time(worst.reported_ns)}): "
         f"the load was more than the worker processes could read in time.{touched}"
     )
     return Reason("coalesced", Status.INVALID if worst.share > invalid else Status.DEGRADED, sentence, worst.share)
@@ -250,7 +253,7 @@ def _user_stamps(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         return None
     sentence = (
         f"{_percent(evidence.user_stamp_share)} of the requests were stamped by the process and not by the kernel, "
-        f"and the process's loop was up to {_ms(lag)} late (p99): times are too long by as much."
+        f"and the process's loop was up to {_time(lag)} late (p99): times are too long by as much."
     )
     return Reason("user_stamps", severity, sentence, lag)
 
@@ -260,7 +263,7 @@ def _receive_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if lag is None or lag <= thresholds.receive_lag_p99_ns:
         return None
     sentence = (
-        f"Bytes waited up to {_ms(lag)} (p99) until the process read them. "
+        f"Bytes waited up to {_time(lag)} (p99) until the process read them. "
         "The kernel's stamps do not depend on it, but the process has no head-room."
     )
     return Reason("receive_lag", Status.DEGRADED, sentence, lag)
@@ -273,18 +276,18 @@ def _schedule_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         return None
     if evidence.slots_were_full:
         sentence = (
-            f"Requests were sent up to {_ms(lag)} after they were due (p99) because every slot was busy: "
+            f"Requests were sent up to {_time(lag)} after they were due (p99) because every slot was busy: "
             "TTFT from schedule includes the wait; raise -u to send them in time."
         )
         return Reason("slots_full", Status.DEGRADED, sentence, lag)
-    sentence = f"Requests were sent up to {_ms(lag)} after they were due (p99): the generator was late, add workers."
+    sentence = f"Requests were sent up to {_time(lag)} after they were due (p99): the generator was late, add workers."
     return Reason("schedule_lag", severity, sentence, lag)
 
 
 def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if not evidence.planned_arrivals or evidence.sent_in_time is None:
         return None
-    shortfall = 1 - evidence.sent_in_time / evidence.planned_arrivals
+    shortfall = (evidence.planned_arrivals - evidence.sent_in_time) / evidence.planned_arrivals
     severity = _pair(shortfall, thresholds.achieved_shortfall)
     if severity is None:
         return None
@@ -320,7 +323,7 @@ def _gc_pause(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if pause is None or pause <= thresholds.gc_pause_ns:
         return None
     return Reason(
-        "gc_pause", Status.DEGRADED, f"Garbage collection stopped a worker for {_ms(pause)} in a second.", pause
+        "gc_pause", Status.DEGRADED, f"Garbage collection stopped a worker for {_time(pause)} in a second.", pause
     )
 
 
@@ -329,7 +332,7 @@ def _clock_stepped(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if step is None or step <= thresholds.clock_step_ns:
         return None
     sentence = (
-        f"A host's wall clock was set by {_ms(step)} during the run: durations are right, "
+        f"A host's wall clock was set by {_time(step)} during the run: durations are right, "
         "but its series may be shifted against those of other hosts."
     )
     return Reason("clock_stepped", Status.DEGRADED, sentence, step)
@@ -339,7 +342,7 @@ def _clock_uncertain(evidence: Evidence, thresholds: Thresholds) -> Reason | Non
     uncertainty = evidence.clock_uncertainty_max_ns
     if uncertainty is None or uncertainty <= thresholds.clock_uncertainty_ns:
         return None
-    sentence = f"Clocks of hosts could only be compared to ±{_ms(uncertainty)}: their series may be shifted."
+    sentence = f"Clocks of hosts could only be compared to ±{_time(uncertainty)}: their series may be shifted."
     return Reason("clock_uncertain", Status.DEGRADED, sentence, uncertainty)
 
 

@@ -1,0 +1,168 @@
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_locust.aggregate import RunAggregate, Snapshot, Snapshots
+from vllm_locust.outcome import Outcome
+
+
+@dataclass
+class Request:
+    outcome: Outcome = Outcome.OK
+    ttft_ns: int | None = None
+    e2e_ns: int | None = None
+    schedule_lag_ns: int | None = None
+    receive_lag_max_ns: int | None = None
+    chunk_ns: list[int] = field(default_factory=list)
+    chunk_tokens: list[int] | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    coalesced: int = 0
+
+
+def of(requests: list[Request]) -> RunAggregate:
+    aggregate = RunAggregate()
+    for request in requests:
+        aggregate.request_sent()
+        aggregate.observe(request)
+    return aggregate
+
+
+EXAMPLE = Request(
+    ttft_ns=100,
+    e2e_ns=160,
+    schedule_lag_ns=30,
+    receive_lag_max_ns=7,
+    chunk_ns=[100, 140, 160],
+    chunk_tokens=[1, 4, 1],
+    prompt_tokens=11,
+    output_tokens=6,
+    coalesced=1,
+)
+
+
+def test_one_request_in_small_whole_numbers() -> None:
+    aggregate = of([EXAMPLE])
+    assert (aggregate.sent, aggregate.in_flight, aggregate.finished) == (1, 0, {Outcome.OK: 1})
+    assert (aggregate.prompt_tokens, aggregate.output_tokens) == (11, 6)
+    assert (aggregate.chunks, aggregate.coalesced_chunks) == (3, 1)
+    expected = {
+        "ttft": (1, 100),
+        "ttft_from_schedule": (1, 130),
+        "chunk_gap": (2, 60),
+        "itl": (5, 60),  # 10 10 10 10 20
+        "tpot": (1, 12),  # 60 / (6 - 1)
+        "e2e": (1, 160),
+        "schedule_lag": (1, 30),
+        "receive_lag": (1, 7),
+    }
+    assert {name: (h.n, h.sum_ns) for name, h in aggregate.histograms.items()} == expected
+    assert aggregate.histograms["itl"].quantile(Fraction(4, 5)) == pytest.approx(10, rel=0.005)
+
+
+def test_a_chunk_without_tokens_passes_its_gap_on() -> None:
+    itl = of([Request(chunk_ns=[0, 30, 50], chunk_tokens=[0, 0, 2])]).histograms["itl"]
+    assert (itl.n, itl.sum_ns) == (2, 50)
+
+
+def test_a_failed_request_counts_and_its_lags_do_but_not_its_latency() -> None:
+    aggregate = of([Request(outcome=Outcome.TRUNCATED, ttft_ns=5, chunk_ns=[5, 9], schedule_lag_ns=3)])
+    assert aggregate.finished == {Outcome.TRUNCATED: 1}
+    assert aggregate.histograms["ttft"].n == aggregate.histograms["chunk_gap"].n == 0
+    assert aggregate.histograms["schedule_lag"].n == 1
+
+
+def test_unknown_stays_unknown() -> None:
+    aggregate = of([Request(e2e_ns=9, chunk_ns=[3, 9], chunk_tokens=None, output_tokens=None)])
+    assert aggregate.histograms["itl"].n == aggregate.histograms["tpot"].n == aggregate.histograms["ttft"].n == 0
+    assert aggregate.histograms["chunk_gap"].n == 1
+
+
+def test_good_requests_are_counted_as_they_were_judged() -> None:
+    aggregate = RunAggregate()
+    for good in (True, True, False, None):
+        aggregate.request_sent()
+        aggregate.observe(Request(), good)
+    assert (aggregate.good, aggregate.not_good) == (2, 1)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Request]:
+    number = st.none() | st.integers(0, 10**10)
+    made = []
+    for _ in range(draw(st.integers(0, 4))):
+        gaps = draw(st.lists(st.integers(0, 10**9), max_size=5))
+        chunk_ns = [sum(gaps[: i + 1]) for i in range(len(gaps))]
+        tokens = draw(st.none() | st.lists(st.integers(0, 5), min_size=len(gaps), max_size=len(gaps)))
+        made.append(
+            Request(
+                outcome=draw(st.sampled_from(list(Outcome))),
+                ttft_ns=draw(number),
+                e2e_ns=draw(number),
+                schedule_lag_ns=draw(number),
+                chunk_ns=chunk_ns,
+                chunk_tokens=tokens,
+                output_tokens=draw(number),
+            )
+        )
+    return made
+
+
+@given(requests(), requests())
+@settings(max_examples=40, deadline=None)
+def test_merging_is_algebra(a: list[Request], b: list[Request]) -> None:
+    assert of(a).merge(RunAggregate()) == of(a) == RunAggregate().merge(of(a))
+    assert of(a).merge(of(b)) == of(b).merge(of(a)) == of(a + b)
+
+
+@given(requests(), st.integers(0, 1 << 53))
+@settings(max_examples=40, deadline=None)
+def test_a_snapshot_survives_its_message(made: list[Request], sequence: int) -> None:
+    snapshot = Snapshot.from_message(of(made).to_message("worker 1", sequence))
+    assert snapshot == Snapshot("worker 1", sequence, of(made))
+
+
+def test_the_newest_snapshot_of_each_worker_counts_whatever_the_order() -> None:
+    snapshots = Snapshots()
+    old, new = of([EXAMPLE]), of([EXAMPLE, EXAMPLE])
+    assert snapshots.offer(Snapshot("a", 2, new))
+    assert not snapshots.offer(Snapshot("a", 1, old))
+    assert not snapshots.offer(Snapshot("a", 2, new))
+    assert snapshots.offer(Snapshot("b", 7, old))
+    assert snapshots.worker_ids == ["a", "b"]
+    assert snapshots.merged() == of([EXAMPLE] * 3)
+    assert Snapshots().merged() == RunAggregate()
+
+
+def message(**changes: Any) -> dict[str, Any]:
+    return {**RunAggregate().to_message("w", 1), **changes}
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (None, "mapping"),
+        (message(schema=2), "'schema'"),
+        (message(worker_id=""), "'worker_id'"),
+        (message(worker_id=b"w"), "'worker_id'"),
+        (message(worker_id="x" * 257), "'worker_id'"),
+        (message(sequence=-1), "'sequence'"),
+        (message(sequence=True), "'sequence'"),
+        (message(counters=[]), "'counters'"),
+        (message(counters={"sent": 1}), "'counters'"),
+        (message(counters={**message()["counters"], "chunks": 1.5}), r"'counters\.chunks'"),
+        (message(finished={"fine": 1}), "'finished'"),
+        (message(finished={"ok": 1 << 60}), r"'finished\.ok'"),
+        (message(finished={7: 1}), "'finished'"),
+        (message(histograms={}), "'histograms'"),
+        (message(histograms={**message()["histograms"], "itl": "text"}), r"'histograms\.itl'"),
+        (message(histograms={**message()["histograms"], "itl": b"junk"}), r"'histograms\.itl'"),
+    ],
+)
+def test_a_hostile_message_is_refused_by_its_field(value: object, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Snapshot.from_message(value)

@@ -1,0 +1,149 @@
+from typing import Any
+
+import pytest
+
+from vllm_locust.verdict import Evidence, Shift, Status, exit_code, judge
+
+CLEAN: dict[str, Any] = {
+    "window_requests": 1000,
+    "window_ok": 1000,
+    "attempted": 1000,
+    "failed": 0,
+    "max_failures": 0.05,
+    "workers_expected": 2,
+    "coalesced_share": 0.001,
+    "schedule_lag_p99_ns": 10_000_000,
+    "planned_arrivals": 1000,
+    "sent_in_time": 990,
+    "receive_lag_p99_ns": 10_000_000,
+    "user_stamp_share": 0.0,
+    "loop_lag_p99_ns": 500_000_000,
+    "cpu_fraction_p95": 0.90,
+    "cpu_worker": "w1",
+    "run_delay_share": 0.05,
+    "gc_pause_max_ns": 20_000_000,
+    "clock_step_max_ns": 1_000_000,
+    "clock_uncertainty_max_ns": 10_000_000,
+    "token_sources": ("usage",),
+}
+
+
+def shift(reported_ms: float, lowest_ms: float, highest_ms: float | None = None, **names: str) -> Shift:
+    return Shift(
+        metric=names.get("metric", "ttft"),
+        percentile=names.get("percentile", "p99"),
+        reported_ns=reported_ms * 1e6,
+        lowest_ns=lowest_ms * 1e6,
+        highest_ns=(reported_ms if highest_ms is None else highest_ms) * 1e6,
+    )
+
+
+def test_a_clean_run_is_valid_with_every_number_at_its_limit() -> None:
+    verdict = judge(Evidence(**CLEAN))
+    assert verdict.as_json() == {"status": "valid", "reasons": []}
+    assert exit_code(verdict, slo_missed=False) == 0
+    assert exit_code(verdict, slo_missed=True) == 3
+
+
+def test_what_is_not_known_is_no_reason() -> None:
+    verdict = judge(Evidence(window_requests=1, window_ok=1, attempted=1, failed=0))
+    assert verdict.status is Status.VALID
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "status", "exits", "number"),
+    [
+        ({"window_ok": 0}, "nothing_measured", "invalid", 1, "all 1000 requests of the window failed"),
+        ({"window_ok": 0, "window_requests": 0}, "nothing_measured", "invalid", 1, "none of the 1000 requests"),
+        (
+            {"window_ok": 0, "window_requests": 0, "attempted": 0, "planned_arrivals": None},
+            "nothing_measured",
+            "invalid",
+            1,
+            "no request was sent",
+        ),
+        (
+            {"failed": 51},
+            "too_many_failures",
+            "degraded",
+            1,
+            "51 of 1000 requests failed (5.1 %); --max-failures allows 5 %",
+        ),
+        ({"records_lost": 3}, "records_lost", "invalid", 1, "3 single records"),
+        (
+            {"batches_lost": 2, "records_lost": 3},
+            "records_lost",
+            "invalid",
+            1,
+            "2 batches of records and 3 single records",
+        ),
+        ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
+        ({"workers_missing": ("a", "b")}, "workers_missing", "invalid", 1, "2 of 2 workers were missing"),
+        ({"schedule_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),
+        ({"schedule_lag_p99_ns": 101_000_000}, "schedule_lag", "invalid", 4, "101 ms"),
+        (
+            {"schedule_lag_p99_ns": 5_000_000_000, "slots_were_full": True},
+            "slots_full",
+            "degraded",
+            0,
+            "5 s after they were due",
+        ),
+        ({"sent_in_time": 989}, "rate_missed", "degraded", 0, "989 of 1000"),
+        ({"sent_in_time": 940}, "rate_missed", "invalid", 4, "6 % short"),
+        ({"sent_in_time": 940, "slots_were_full": True}, "rate_missed", "degraded", 0, "raise -u"),
+        ({"receive_lag_p99_ns": 12_000_000}, "receive_lag", "degraded", 0, "12 ms"),
+        ({"user_stamp_share": 1.0, "loop_lag_p99_ns": 2_000_000}, "user_stamps", "degraded", 0, "2 ms late"),
+        ({"user_stamp_share": 0.5, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "invalid", 4, "91 ms late"),
+        ({"cpu_fraction_p95": 0.97}, "cpu_saturated", "degraded", 0, "Worker w1 used 97 %"),
+        ({"run_delay_share": 0.06}, "run_delay", "degraded", 0, "6 % of the time"),
+        ({"gc_pause_max_ns": 21_000_000}, "gc_pause", "degraded", 0, "21 ms"),
+        ({"clock_step_max_ns": 2_000_000_000}, "clock_stepped", "degraded", 0, "2 s"),
+        ({"clock_uncertainty_max_ns": 15_000_000}, "clock_uncertain", "degraded", 0, "±15 ms"),
+        ({"stopped_early": "Ctrl-C"}, "stopped_early", "degraded", 0, "Ctrl-C"),
+        ({"token_sources": ("usage", "chunks")}, "token_source_mixed", "degraded", 0, "chunks, usage"),
+        ({"token_sources": ("chunks",)}, "tokens_are_chunks", "degraded", 0, "each chunk counts as one token"),
+        (
+            {"shifts": (shift(100, 98.9),)},
+            "coalesced",
+            "degraded",
+            0,
+            "p99 of ttft could be off by up to 1.1 ms (1.1 %",
+        ),
+        ({"shifts": (shift(5, 4.7),)}, "coalesced", "invalid", 4, "300 µs (6 % of 5 ms)"),
+        ({"shifts": (shift(20, 20, 22),)}, "coalesced", "invalid", 4, "2 ms (10 % of 20 ms)"),
+        # A millisecond of ten seconds is 0.01 %, and still more than a millisecond.
+        ({"shifts": (shift(10_000, 9_998.9),)}, "coalesced", "degraded", 0, "1.1 ms (0.011 %"),
+    ],
+)
+def test_each_reason_alone(changes: dict[str, Any], code: str, status: str, exits: int, number: str) -> None:
+    verdict = judge(Evidence(**{**CLEAN, **changes}))
+    assert [reason.code for reason in verdict.reasons] == [code]
+    assert verdict.status == status
+    assert number in verdict.reasons[0].sentence
+    assert verdict.reasons[0].sentence.endswith(".")
+    assert exit_code(verdict, slo_missed=False) == exits
+
+
+def test_a_shift_below_the_proven_error_of_a_stamp_is_none() -> None:
+    # 50 µs of 0.1 ms are 50 %, and yet no more than stamps are off anyway.
+    assert judge(Evidence(**{**CLEAN, "shifts": (shift(0.1, 0.05),)})).status is Status.VALID
+
+
+def test_the_worst_shift_is_the_one_told() -> None:
+    shifts = (shift(100, 98, percentile="p50"), shift(20, 10, metric="itl", percentile="p99_9"), shift(50, 49.9))
+    (reason,) = judge(Evidence(**{**CLEAN, "shifts": shifts})).reasons
+    assert "p99.9 of itl could be off by up to 10 ms (50 % of 20 ms)" in reason.sentence
+    assert reason.value == 0.5
+
+
+def test_what_fails_the_run_comes_first_then_what_makes_it_invalid() -> None:
+    evidence = Evidence(**{**CLEAN, "cpu_fraction_p95": 1.0, "schedule_lag_p99_ns": 1e9, "failed": 500})
+    verdict = judge(evidence)
+    assert [reason.code for reason in verdict.reasons] == ["too_many_failures", "schedule_lag", "cpu_saturated"]
+    assert verdict.status is Status.INVALID
+    assert exit_code(verdict, slo_missed=True) == 1
+
+
+def test_an_invalid_measurement_comes_before_a_missed_slo() -> None:
+    verdict = judge(Evidence(**{**CLEAN, "schedule_lag_p99_ns": 1e9}))
+    assert exit_code(verdict, slo_missed=True) == 4
