@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +47,21 @@ def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> i
     if run_dir is not None:
         command += ["--run-dir", run_dir]
     print("$", " ".join(["locust", *command[3:]]), flush=True)
-    code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+    code = _wait_for(subprocess.Popen(command, stdin=subprocess.DEVNULL))
     _tell_report(run_dir)
     return code
+
+
+def _wait_for(locust: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Ctrl-C reaches it too; a SIGTERM to the demo alone is passed on: either way it ends its run
+    first.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: locust.terminate())
+    while True:
+        try:
+            return locust.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def _tell_report(run_dir: str | None) -> None:
