@@ -38,8 +38,11 @@ class Corpus:
         lengths = np.fromiter((len(word) + 1 for word in sequence), np.int64, _CORPUS_WORDS)
         self._starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).tolist()
 
-    def text(self, domain: Domain, key: int, words: int) -> str:
-        """``words`` words joined by spaces: always the same for the same domain and key, each shorter text a prefix."""
+    def text(self, domain: Domain, key: int, words: int, variant: int = 0) -> str:
+        """``words`` words joined by spaces, the same whenever the same is asked for; each shorter text is a prefix.
+
+        Variants of a key start alike and go on differently.
+        """
         base = len(self._words)
         keys = base**_KEY_WORDS
         value = (domain * (keys // _DOMAINS) + key) % keys
@@ -50,7 +53,7 @@ class Corpus:
             head.append(self._words[digit])
         text = " ".join(head)
         if words > _KEY_WORDS:
-            text = f"{text} {self._stretch(value * _SPREAD % _CORPUS_WORDS, words - _KEY_WORDS)}"
+            text = f"{text} {self._stretch((value + variant) * _SPREAD % _CORPUS_WORDS, words - _KEY_WORDS)}"
         return text
 
     def _stretch(self, start: int, words: int) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,10 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from vllm_locust.errors import WorkloadError
+from vllm_locust.workload.table_metadata import METADATA_KEY, TableMetadata
+
+Batches = Generator[pa.RecordBatch, None, TableMetadata]
+"""The parts of a table, and at the end what is known only when all of them were made."""
 
 _FORMAT = 1
 """Raised whenever a table's columns or the way they are built change."""
@@ -42,8 +46,11 @@ class DatasetCache:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory or default_cache_dir()
 
-    def table(self, name: str, key: str, build: Callable[[], pa.Table]) -> pa.Table:
-        """The table of this key, mapped from its file; ``build`` runs only where the file is not there yet."""
+    def table(self, name: str, key: str, schema: pa.Schema, build: Callable[[], Batches]) -> pa.Table:
+        """The table of this key, mapped from its file; ``build`` runs only where the file is not there yet.
+
+        Its parts are written as they come, so that a large table is never held in memory.
+        """
         path = self._directory / f"{name}-{key}.arrow"
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +59,7 @@ class DatasetCache:
             with self._lock(key):
                 found = _open(path)
                 if found is None:
-                    self._write(path, build())
+                    self._write(path, schema, build())
                     found = _open(path)
         except OSError as error:
             raise WorkloadError(
@@ -73,13 +80,15 @@ class DatasetCache:
         finally:
             os.close(descriptor)
 
-    def _write(self, path: Path, table: pa.Table) -> None:
+    def _write(self, path: Path, schema: pa.Schema, batches: Batches) -> None:
         self._make_room()
         descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".building-")
         try:
-            with os.fdopen(descriptor, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                # One record batch, so that a row is found without searching chunks.
-                writer.write_table(table.combine_chunks(), max_chunksize=max(1, table.num_rows))
+            with os.fdopen(descriptor, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                metadata = _write_all(batches, writer.write_batch)
+                # The schema stands at the front of the file, so what is known last goes with an empty last batch.
+                last = pa.RecordBatch.from_pylist([], schema)
+                writer.write_batch(last, custom_metadata={METADATA_KEY: metadata.to_json()})
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -99,9 +108,20 @@ def _last_used_ns(path: Path) -> int:
         return 0
 
 
+def _write_all(batches: Batches, write: Callable[[pa.RecordBatch], None]) -> TableMetadata:
+    while True:
+        try:
+            write(next(batches))
+        except StopIteration as end:
+            metadata: TableMetadata = end.value
+            return metadata
+
+
 def _open(path: Path) -> pa.Table | None:
     try:
-        table = pa.ipc.open_file(pa.memory_map(str(path), "r")).read_all()
+        reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
+        _, custom = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+        table = reader.read_all().replace_schema_metadata(dict(custom))
         os.utime(path)
     except (FileNotFoundError, pa.ArrowInvalid):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,12 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vllm_locust.workload.corpus import Corpus, Domain
+from vllm_locust.workload.dataset_cache import Batches
 from vllm_locust.workload.prompt import Prompt, Session, Turn
-from vllm_locust.workload.table_metadata import TableMetadata, digest_of, integers, metadata_of, with_metadata
+from vllm_locust.workload.table_metadata import ColumnValues, TableMetadata, digest_of, integers, metadata_of
 from vllm_locust.workload.tokens import TokenCounter
 
 _VERIFIED_TOKENS = 2_000_000
-_CORRECTIONS = 8
+_BATCH_TEXTS = 256
+_CORRECTIONS = 32
+_CORRECTIONS_PER_VARIANT = 4
 
 Integers = npt.NDArray[np.int64]
 
@@ -42,15 +45,34 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
 
-def build_table(plan: Plan, counter: TokenCounter, seed: int) -> pa.Table:
-    """The plan as a table, its texts corrected until a tokenizer counts them as planned."""
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Per turn: how many words of which variant are generated, and the tokens they are."""
+
+    words: Integers
+    variant: Integers
+    tokens: Integers
+
+
+_FIELDS: list[pa.Field[Any]] = [
+    *(pa.field(name, pa.int64()) for name in ("turn", "prompt_tokens", "output_tokens", "words", "variant")),
+    pa.field("group", pa.int64()),
+    pa.field("blocks", pa.large_list(pa.int64())),
+    pa.field("offset_ns", pa.int64()),
+]
+SCHEMA = pa.schema(_FIELDS)
+"""The last three are null throughout where the plan has no such thing."""
+
+
+def build_table(plan: Plan, counter: TokenCounter, seed: int) -> Batches:
+    """The plan as one batch, its texts corrected until a tokenizer counts them as planned."""
     words = counter.words()
     texts = _Texts(plan, Corpus(words, seed))
-    word_counts, counted, inexact = plan.prompt_tokens.copy(), plan.prompt_tokens, 0
+    sizes = _Sizes(plan.prompt_tokens.copy(), np.zeros_like(plan.prompt_tokens), plan.prompt_tokens.copy())
+    inexact = _verify(plan, sizes, texts, counter) if counter.exact else 0
     groups = 0 if plan.group is None or plan.prefix_role == "user" else int(plan.group.max()) + 1
     prefix_tokens = [plan.prefix_tokens] * groups
     if counter.exact:
-        word_counts, counted, inexact = _verify(plan, texts, counter)
         prefixes = [texts.corpus.text(Domain.PREFIX, group, plan.prefix_tokens) for group in range(groups)]
         prefix_tokens = counter.count(pa.array(prefixes, pa.large_string())).tolist()
     settings: dict[str, Any] = {
@@ -61,28 +83,22 @@ def build_table(plan: Plan, counter: TokenCounter, seed: int) -> pa.Table:
         "prefix_role": plan.prefix_role,
         "block_tokens": plan.block_tokens,
         # The texts of later epochs were not verified, so they differ only where words add up exactly.
-        "repeats": bool((word_counts != plan.prompt_tokens).any()),
+        "repeats": bool((sizes.words != plan.prompt_tokens).any() or sizes.variant.any()),
     }
-    columns: dict[str, Any] = {
-        "turn": pa.array(plan.turn),
-        "prompt_tokens": pa.array(counted),
-        "output_tokens": pa.array(plan.output_tokens),
-        "words": pa.array(word_counts),
-    }
-    if plan.group is not None:
-        columns["group"] = pa.array(plan.group)
-    if plan.blocks is not None:
-        columns["blocks"] = pa.array(plan.blocks, pa.large_list(pa.int64()))
-    if plan.offset_ns is not None:
-        columns["offset_ns"] = pa.array(plan.offset_ns)
+    columns = (plan.turn, sizes.tokens, plan.output_tokens, sizes.words, sizes.variant)
+    optional = (plan.group, plan.blocks, plan.offset_ns)
+    arrays = [
+        pa.nulls(plan.turn.size, column.type) if values is None else pa.array(values, column.type)
+        for values, column in zip((*columns, *optional), SCHEMA, strict=True)
+    ]
+    yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
     warnings = plan.warnings
     if inexact:
         warnings += (
             f"{inexact:,} texts could not be made to the planned length exactly; their true length is recorded",
         )
-    arrays = [plan.turn, counted, plan.output_tokens, word_counts, plan.group, plan.offset_ns]
-    digest = digest_of(settings, words, plan.blocks, *(array for array in arrays if array is not None))
-    return with_metadata(pa.table(columns), TableMetadata(digest, plan.filters, warnings, words, settings))
+    digest = digest_of(settings, words, *columns, *optional)
+    return TableMetadata(digest, plan.filters, warnings, words, settings)
 
 
 class _Texts:
@@ -92,7 +108,7 @@ class _Texts:
         self._plan = plan
         self.corpus = corpus
 
-    def user(self, row: int, words: int, epoch: int = 0) -> str:
+    def user(self, row: int, words: int, variant: int, epoch: int = 0) -> str:
         plan, parts = self._plan, []
         if plan.blocks is not None:
             for block in plan.blocks[row]:
@@ -106,45 +122,36 @@ class _Texts:
             words -= taken
         if words > 0:
             domain = Domain.SUFFIX if parts else Domain.PROMPT
-            parts.append(self.corpus.text(domain, row + epoch * plan.turn.size, words))
+            parts.append(self.corpus.text(domain, row + epoch * plan.turn.size, words, variant))
         return " ".join(parts)
 
 
-def _verify(plan: Plan, texts: _Texts, counter: TokenCounter) -> tuple[Integers, Integers, int]:
-    """Numbers of words that give the planned tokens, the tokens counted, and how many texts stay inexact.
+def _verify(plan: Plan, sizes: _Sizes, texts: _Texts, counter: TokenCounter) -> int:
+    """Correct ``sizes`` until the tokenizer counts what was planned, and return how many texts stay inexact.
 
     Words add up exactly in nearly every vocabulary, so a large plan is first tried on a sample. One text that is off
-    has every text counted and corrected.
+    has every text counted and corrected: words are added or removed, and when that leads nowhere, others are taken.
     """
-    words, counted = plan.prompt_tokens.copy(), plan.prompt_tokens.copy()
     every = max(1, -(-int(plan.prompt_tokens.sum()) // _VERIFIED_TOKENS))
-    rows = np.arange(0, words.size, every)
-    off = _recount(rows, words, counted, plan, texts.user, counter)
-    if off.size == 0:
-        return words, counted, 0
-    off = _recount(np.arange(words.size), words, counted, plan, texts.user, counter)
-    for _ in range(_CORRECTIONS):
+    if _recount(np.arange(0, plan.turn.size, every), plan, sizes, texts, counter).size == 0:
+        return 0
+    off = _recount(np.arange(plan.turn.size), plan, sizes, texts, counter)
+    for attempt in range(1, _CORRECTIONS + 1):
         if off.size == 0:
             break
-        words[off] = np.maximum(1, words[off] + plan.prompt_tokens[off] - counted[off])
-        off = _recount(off, words, counted, plan, texts.user, counter)
-    return words, counted, off.size
+        sizes.words[off] = np.maximum(1, sizes.words[off] + plan.prompt_tokens[off] - sizes.tokens[off])
+        sizes.variant[off] = attempt // _CORRECTIONS_PER_VARIANT
+        off = _recount(off, plan, sizes, texts, counter)
+    return off.size
 
 
-def _recount(
-    rows: Integers,
-    words: Integers,
-    counted: Integers,
-    plan: Plan,
-    text: Callable[[int, int], str],
-    counter: TokenCounter,
-) -> Integers:
-    """Count these rows into ``counted`` and return those that are off."""
-    batch = 256
-    for start in range(0, rows.size, batch):
-        part = rows[start : start + batch]
-        counted[part] = counter.count(pa.array([text(int(row), int(words[row])) for row in part], pa.large_string()))
-    off: Integers = rows[counted[rows] != plan.prompt_tokens[rows]]
+def _recount(rows: Integers, plan: Plan, sizes: _Sizes, texts: _Texts, counter: TokenCounter) -> Integers:
+    """Count the texts of these rows and return those that are off."""
+    for start in range(0, rows.size, _BATCH_TEXTS):
+        part = rows[start : start + _BATCH_TEXTS]
+        batch = [texts.user(row, int(sizes.words[row]), int(sizes.variant[row])) for row in part.tolist()]
+        sizes.tokens[part] = counter.count(pa.array(batch, pa.large_string()))
+    off: Integers = rows[sizes.tokens[rows] != plan.prompt_tokens[rows]]
     return off
 
 
@@ -162,10 +169,10 @@ class GeneratedSource:
         self.block_tokens = int(settings["block_tokens"])
         self.turn = integers(table, "turn")
         self._tokens, self._outputs = integers(table, "prompt_tokens"), integers(table, "output_tokens")
-        self._words = integers(table, "words")
-        self.group = integers(table, "group") if "group" in table.column_names else None
-        self._offset_ns = integers(table, "offset_ns") if "offset_ns" in table.column_names else None
-        self.blocks = _Blocks(table["blocks"]) if "blocks" in table.column_names else None
+        self._words, self._variant = integers(table, "words"), integers(table, "variant")
+        self.group = None if table["group"].null_count else integers(table, "group")
+        self._offset_ns = None if table["offset_ns"].null_count else integers(table, "offset_ns")
+        self.blocks = None if table["blocks"].null_count else ColumnValues(table, "blocks")
         self._first = np.flatnonzero(self.turn == 0)
         self._ends = np.append(self._first[1:], self.turn.size)
         self._system_tokens = np.zeros(self._first.size, np.int64)
@@ -211,7 +218,7 @@ class GeneratedSource:
         return self._texts.corpus.text(Domain.PREFIX, int(self.group[row]), self._prefix_words)
 
     def _user(self, row: int, epoch: int) -> str:
-        return self._texts.user(row, int(self._words[row]), 0 if self._repeats else epoch)
+        return self._texts.user(row, int(self._words[row]), int(self._variant[row]), 0 if self._repeats else epoch)
 
     def _name(self, conversation: int, epoch: int) -> str:
         """Later epochs have texts of their own, so they have names of their own."""
@@ -220,13 +227,3 @@ class GeneratedSource:
     def _prompt_id(self, conversation: int, turn: int, epoch: int) -> str:
         name = f"{self._kind}:{self._name(conversation, epoch)}"
         return name if turn == 0 else f"{name}:{turn}"
-
-
-class _Blocks:
-    """The names of one turn's blocks, read from the mapped column when asked for."""
-
-    def __init__(self, column: pa.ChunkedArray[Any]) -> None:
-        self._column = column
-
-    def __getitem__(self, row: int) -> tuple[int, ...]:
-        return tuple(self._column[row].as_py())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vllm_locust.errors import WorkloadError
 from vllm_locust.workload.dataset_cache import DatasetCache, cache_key, file_identity
-from vllm_locust.workload.generated import GeneratedSource, Plan, build_table
+from vllm_locust.workload.generated import SCHEMA, GeneratedSource, Plan, build_table
 from vllm_locust.workload.json_rows import ReadReport, read_rows
 from vllm_locust.workload.lengths import JointLengths, read_length_pairs
 from vllm_locust.workload.shared_prefix import plan_shared_prefix
@@ -103,4 +103,4 @@ def _generated(
         return plan_synthetic(spec, seed) if isinstance(spec, SyntheticSpec) else plan_shared_prefix(spec, seed)
 
     key = cache_key("generated", *inputs)
-    return GeneratedSource(cache.table("generated", key, lambda: build_table(plan(), counter, seed)))
+    return GeneratedSource(cache.table("generated", key, SCHEMA, lambda: build_table(plan(), counter, seed)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from vllm_locust.errors import WorkloadError
 from vllm_locust.workload.conversations import Conversation, parse_conversation
-from vllm_locust.workload.dataset_cache import DatasetCache, cache_key, file_identity
+from vllm_locust.workload.dataset_cache import Batches, DatasetCache, cache_key, file_identity
 from vllm_locust.workload.json_rows import ReadReport, read_rows
 from vllm_locust.workload.prompt import Prompt, Session, Turn
-from vllm_locust.workload.table_metadata import TableMetadata, integers, metadata_of, with_metadata
+from vllm_locust.workload.table_metadata import ColumnValues, TableMetadata, integers, metadata_of
 from vllm_locust.workload.tokens import TokenCounter
 
 _BATCH_CONVERSATIONS = 1000
@@ -46,10 +46,10 @@ class ShareGptSource:
         self._counter = counter
         self._cache = cache
         self._text_key = cache_key("sharegpt", *file_identity(file))
-        self._text = cache.table("sharegpt", self._text_key, lambda: _build_text(file))
+        self._text = cache.table("sharegpt", self._text_key, _TEXT, lambda: _build_text(file))
         self.metadata = metadata_of(self._text)
         self._ids, self._systems, self._users = (
-            self._text[name].chunk(0) for name in ("conversation_id", "system", "user")
+            ColumnValues(self._text, name) for name in ("conversation_id", "system", "user")
         )
         turns = integers(self._text, "turn")
         self._first = np.flatnonzero(turns == 0)
@@ -61,9 +61,9 @@ class ShareGptSource:
 
     def prompt(self, conversation: int, epoch: int) -> Prompt:  # noqa: ARG002 - a data set is the same in every epoch
         row = int(self._first[conversation])
-        system, user = self._systems[row].as_py(), self._users[row].as_py()
+        system, user = self._systems[row], self._users[row]
         messages = ({"role": "user", "content": user},)
-        conversation_id = self._ids[row].as_py()
+        conversation_id = self._ids[row]
         return Prompt(
             prompt_id=f"sharegpt:{conversation_id}:0",
             messages=messages if system is None else ({"role": "system", "content": system}, *messages),
@@ -75,19 +75,19 @@ class ShareGptSource:
 
     def session(self, conversation: int, epoch: int) -> Session:  # noqa: ARG002 - as above
         start, end = int(self._first[conversation]), int(self._ends[conversation])
-        conversation_id = self._ids[start].as_py()
+        conversation_id = self._ids[start]
         users, answers = self._all_turns
         turns = (
             Turn(
                 prompt_id=f"sharegpt:{conversation_id}:{row - start}",
                 turn=row - start,
-                text=self._users[row].as_py(),
+                text=self._users[row],
                 prompt_tokens=int(users[row]),
                 output_tokens=int(answers[row]),
             )
             for row in range(start, end)
         )
-        system = self._systems[start].as_py()
+        system = self._systems[start]
         return Session(conversation_id, system, int(self._system_tokens[conversation]), tuple(turns))
 
     @cached_property
@@ -97,28 +97,30 @@ class ShareGptSource:
 
     def _counts(self, which: str) -> pa.Table:
         key = cache_key("sharegpt counts", self._text_key, self._counter.identity, which)
-        return self._cache.table("counts", key, lambda: self._count(which))
+        return self._cache.table("counts", key, _COUNTS, lambda: self._count(which))
 
-    def _count(self, which: str) -> pa.Table:
+    def _count(self, which: str) -> Batches:
         text = self._text if which == "all" else self._text.take(self._first)
-        columns = [pa.array(self._counter.count(_texts(text, name))) for name in _COUNTS.names]
-        return pa.table(columns, schema=_COUNTS)
+        for batch in text.to_batches():
+            columns = [pa.array(self._counter.count(_texts(batch, name))) for name in _COUNTS.names]
+            yield pa.RecordBatch.from_arrays(columns, schema=_COUNTS)
+        return TableMetadata(self.metadata.digest)
 
 
-def _build_text(file: Path) -> pa.Table:
+def _build_text(file: Path) -> Batches:
     filters: Counter[str] = Counter()
     report = ReadReport(file.stat().st_size)
     try:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        table = pa.Table.from_batches(_batches(file, report, filters), _TEXT)
+        usable = yield from _batches(file, report, filters)
     except OSError as error:
         raise WorkloadError(
             f"workload {file} cannot be read ({error.strerror}); check the path and its rights"
         ) from None
     if report.bad_lines:
         filters["bad_row"] += report.bad_lines
-    if table.num_rows == 0:
+    if not usable:
         reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(filters.items()) if count) or "no rows"
         raise WorkloadError(
             f"workload {file} holds nothing usable ({reasons}{f'; {report.damage}' if report.damage else ''}); give a "
@@ -128,10 +130,11 @@ def _build_text(file: Path) -> pa.Table:
     if report.damage is not None:
         size = f"{report.file_bytes:,} bytes"
         warnings = (f"{file.name} ({size}) is damaged: {report.damage}; {report.rows:,} whole rows were read",)
-    return with_metadata(table, TableMetadata(digest, {k: v for k, v in sorted(filters.items()) if v}, warnings))
+    return TableMetadata(digest, {name: count for name, count in sorted(filters.items()) if count}, warnings)
 
 
-def _batches(file: Path, report: ReadReport, filters: Counter[str]) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path, report: ReadReport, filters: Counter[str]) -> Generator[pa.RecordBatch, None, int]:
+    """The usable conversations, and their number."""
     seen: Counter[str] = Counter()
     batch: list[Conversation] = []
     for index, row in enumerate(read_rows(file, report)):
@@ -144,6 +147,7 @@ def _batches(file: Path, report: ReadReport, filters: Counter[str]) -> Iterator[
             batch = []
     if batch:
         yield _record_batch(batch)
+    return seen.total()
 
 
 def _with_unique_id(conversation: Conversation, seen: Counter[str]) -> Conversation:
@@ -167,6 +171,6 @@ def _record_batch(conversations: list[Conversation]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, _TEXT)
 
 
-def _texts(table: pa.Table, column: str) -> pa.LargeStringArray:
-    """The one chunk of a text column, absent texts as empty ones."""
-    return cast(pa.LargeStringArray, cast(Any, table[column].chunk(0)).fill_null(""))
+def _texts(batch: pa.RecordBatch, column: str) -> pa.LargeStringArray:
+    """A column of texts, absent ones as empty."""
+    return cast(pa.LargeStringArray, cast(Any, batch[column]).fill_null(""))
