@@ -51,9 +51,13 @@ class Server:
     def command(self, *command: object) -> object:
         store = self.store("command")
         try:
-            return store._do("obey", *command)
+            return self.command_as(store, *command)
         finally:
             store.close()
+
+    @staticmethod
+    def command_as(store: RunStore, *command: object) -> object:
+        return store._do("obey", *command)
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> None:
@@ -85,7 +89,7 @@ def request(number: int, worker_id: str = "w1", chunks: int = 3) -> RequestRecor
         streamed=True,
         sent_unix_ns=1_700_000_000_000_000_000 + number,
         outcome=Outcome.OK,
-        chunk_ns=[10_000_000 * (index + 1) for index in range(chunks)],
+        chunk_ns=[10_000_000 * (index + 1) + (number * 7919 + index * 104_729) % 999_983 for index in range(chunks)],
         chunk_tokens=[1] * chunks,
     )
 

@@ -69,7 +69,7 @@ def test_the_columns_are_the_fields_of_the_records() -> None:
         assert nullable == {field.name for field in fields(record_type) if "None" in str(field.type)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(any_of(RequestRecord), min_size=1, max_size=5), st.integers(1, 1 << 53))
 def test_any_requests_come_back_the_same(records: list[RequestRecord], seq: int) -> None:
     batch = decode_batch(batch_of(records, seq), "run")
@@ -142,7 +142,7 @@ def test_noise_is_refused(payload: bytes) -> None:
         decode_batch(payload, "run")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_damaged_batch_is_refused_or_read_but_never_worse(data: st.DataObject) -> None:
     payload = bytearray(batch_of([request(1), request(2)]))
@@ -174,6 +174,7 @@ def test_the_record_is_not_kept_alive_by_its_columns() -> None:
     columns = RequestColumns()
     record = request(1)
     columns.append(record)
+    arrived = list(record.chunk_ns)
     record.chunk_ns.clear()
-    assert columns.to_arrow().to_pylist()[0]["chunk_ns"] == [10_000_000, 20_000_000, 30_000_000]
+    assert columns.to_arrow().to_pylist()[0]["chunk_ns"] == arrived
     assert asdict(health(1))["in_flight"] == 1

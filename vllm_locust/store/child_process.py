@@ -15,9 +15,7 @@ _PACKAGE_PARENT = str(Path(vllm_locust.__file__).parent.parent)
 
 
 def start_module(module: str, first_line: str) -> subprocess.Popen[bytes]:
-    """Run ``python -m module``. Its standard input stays open: the end of it tells the child that its parent is
-    gone.
-    """
+    """Run ``python -m module``. Its standard input stays open, and the end of it tells that the parent is gone."""
     path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-m", module],

@@ -18,9 +18,7 @@ def fsync_directory(directory: Path) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Write to the given temporary neighbour of ``path``; on leaving it is synced and takes the name, or is gone on
-    error.
-    """
+    """A temporary neighbour to write to: on leaving it is synced and becomes ``path``, or is gone after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

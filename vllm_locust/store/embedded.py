@@ -30,6 +30,7 @@ from vllm_locust.store.child_process import send_line, start_module
 
 _MODULE: Final = "vllm_locust.store.embedded"
 _SOCKET_PATH_BYTES: Final = 100
+_LOG_FILE: Final = "valkey.log"
 _START_S: Final = 10.0
 _ORPHAN_S: Final = 120.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -114,12 +115,13 @@ def _start_server(binary: str, maxmemory_bytes: int, directory: Path, path: Path
         "maxmemory": str(maxmemory_bytes),
         "maxmemory-policy": "noeviction",
         "loglevel": "warning",
+        "logfile": str(directory / _LOG_FILE),
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
     server = subprocess.Popen(
         [binary, *arguments],
         stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
+        stdout=subprocess.DEVNULL,
         preexec_fn=_die_with_guard if sys.platform == "linux" else None,
     )
     deadline_ns = clock.monotonic_ns() + round(_START_S * 1e9)
@@ -131,7 +133,9 @@ def _start_server(binary: str, maxmemory_bytes: int, directory: Path, path: Path
             clock.sleep(0.01)
     server.kill()
     server.wait()
-    raise StoreError(f"the embedded Valkey did not answer within {_START_S:.0f} s (exit status {server.returncode})")
+    log = directory / _LOG_FILE
+    said = log.read_text(errors="replace")[-1000:] if log.exists() else "it wrote no log"
+    raise StoreError(f"the embedded Valkey did not answer (exit status {server.returncode}): {said}")
 
 
 def _others_connected(path: Path) -> bool:

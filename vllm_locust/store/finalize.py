@@ -26,7 +26,7 @@ from vllm_locust.store.parts import (
     read_part_rows,
     sorted_batches,
 )
-from vllm_locust.store.schema import BatchKind, schema_of
+from vllm_locust.store.schema import BatchKind, empty_rows, schema_of
 
 _MERGE_COLUMNS_AFTER: Final = {"stage": "streamed", "phase": "stage", "good": "retry_wait_ns"}
 
@@ -66,23 +66,29 @@ def finalize(
     pass_bytes: int = _PASS_BYTES,
     row_group_bytes: int = _ROW_GROUP_BYTES,
 ) -> FinalizeReport:
-    """Write ``out``, whole or not at all. ``add_columns`` gets record batches in order, and must not drop or reorder
-    rows.
-    """
+    """Write ``out``, whole or not at all. ``add_columns`` gets record batches in order, and must keep their rows."""
     parts = [part for part in list_parts(parts_dir) if part.kind is kind] if parts_dir.is_dir() else []
     entries = list(sorted_batches(parts))
-    empty = add_columns(schema_of(kind).empty_table().to_batches(max_chunksize=1)[0])
+    empty = add_columns(empty_rows(kind))
     names = _ordered(empty.schema.names) if kind is BatchKind.REQUESTS else empty.schema.names
     schema = empty.select(names).schema
+    try:
+        written = _write(out, schema, _row_groups(parts, entries, pass_bytes, row_group_bytes), add_columns)
+    except OSError as exc:
+        raise StoreError(f"{out} cannot be written: {exc.strerror or exc}") from exc
+    return FinalizeReport(written, len(entries), sum(batch.lost_rows for batch, _, _ in entries))
+
+
+def _write(out: Path, schema: pa.Schema, row_groups: Iterator[pa.RecordBatch], add_columns: AddColumns) -> int:
     written = 0
     with atomic_path(out) as temporary, pq.ParquetWriter(temporary, schema, **parquet_writer_options(schema)) as writer:
-        for rows in _row_groups(parts, entries, pass_bytes, row_group_bytes):
+        for rows in row_groups:
             extended = add_columns(rows)
             if extended.num_rows != rows.num_rows:
                 raise StoreError(f"the columns for {out.name} came with {extended.num_rows} rows for {rows.num_rows}")
-            writer.write_batch(extended.select(names).cast(schema), row_group_size=max(1, rows.num_rows))
+            writer.write_batch(extended.select(schema.names).cast(schema), row_group_size=max(1, rows.num_rows))
             written += rows.num_rows
-    return FinalizeReport(written, len(entries), sum(batch.lost_rows for batch, _, _ in entries))
+    return written
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
@@ -96,9 +102,7 @@ _Entry = tuple[PartBatch, int, int]
 def _row_groups(
     parts: list[Part], entries: list[_Entry], pass_bytes: int, row_group_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Row groups are cut first, by the batches alone, and passes hold whole row groups: the cuts never depend on
-    memory.
-    """
+    """Row groups are cut first, by the batches alone, and a pass holds whole ones: the cuts never depend on memory."""
     groups = _cut([entry for entry in entries if entry[0].rows], row_group_bytes)
     pass_of_groups: list[list[_Entry]] = []
     size = 0

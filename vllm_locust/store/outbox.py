@@ -46,9 +46,7 @@ class Outbox:
         self.memory_bytes += len(payload)
 
     def confirm(self, durable_seq: int) -> bool:
-        """Let go of everything up to ``durable_seq``. True if that was news; what is beyond ``last_seq`` is not
-        believed.
-        """
+        """Let go of all up to ``durable_seq``. True if that was news; what is beyond ``last_seq`` is not believed."""
         if not self.durable_seq < durable_seq <= self.last_seq:
             return False
         self.durable_seq = durable_seq
@@ -78,9 +76,7 @@ class Outbox:
         return [batch for batch in self._batches if batch.payload is not None and batch.spool_position is None]
 
     def mark_spooled(self, batches: Iterable[PendingBatch], positions: Iterable[int]) -> None:
-        """The batches lie in the spool now, and need no memory. One that was confirmed meanwhile has given up its
-        own.
-        """
+        """The batches lie in the spool now and need no memory. One confirmed meanwhile is not counted any more."""
         for batch, position in zip(batches, positions, strict=True):
             if batch.seq > self.durable_seq:
                 self.memory_bytes -= len(batch.payload or b"")

@@ -135,16 +135,23 @@ class PartStore:
     def __init__(self, parts_dir: Path, run_id: str) -> None:
         self._dir = parts_dir
         self._run_id = run_id
-        self._lock = _lock(parts_dir)
-        for leftover in parts_dir.glob(".*.tmp"):
-            leftover.unlink()
         self.workers: dict[str, WorkerLedger] = {}
         self.batches = self.rows = 0
         self.number = 0
-        for part in list_parts(parts_dir):
-            if part.run_id != run_id:
+        self._lock = _lock(parts_dir)
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        for leftover in self._dir.glob(".*.tmp"):
+            leftover.unlink()
+        for part in list_parts(self._dir):
+            if part.run_id != self._run_id:
                 raise StoreError(
-                    f"{part.path} belongs to run {part.run_id!r}, not to {run_id!r}: use another run directory"
+                    f"{part.path} is of run {part.run_id!r}, not {self._run_id!r}: use another run directory"
                 )
             self.number = max(self.number, part.number)
             self._enter(part.kind, part.batches)
@@ -157,9 +164,7 @@ class PartStore:
         return {worker_id: ledger.contiguous for worker_id, ledger in self.workers.items()}
 
     def write(self, batches: Sequence[Batch]) -> None:
-        """Put batches on disk, one part per kind. On ``OSError`` those of a kind that was written before it are
-        kept.
-        """
+        """Put batches on disk, one part per kind. On ``OSError`` a kind that was written before it is kept."""
         self.number += 1
         for kind in BatchKind:
             chosen = [batch for batch in batches if batch.header.kind is kind and self._is_new(batch)]
@@ -178,8 +183,8 @@ class PartStore:
             if not ledger.add(batch.seq):
                 continue
             self.batches += 1
-            ledger.lost_rows += batch.lost_rows
             if kind is BatchKind.REQUESTS:
+                ledger.lost_rows += batch.lost_rows
                 ledger.rows += batch.rows
                 self.rows += batch.rows
 

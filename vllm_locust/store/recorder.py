@@ -14,25 +14,23 @@ import os
 import selectors
 import signal
 import sys
-from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_locust import clock
 from vllm_locust.errors import StoreError, VllmLocustError
-from vllm_locust.store.parts import PartStore
+from vllm_locust.store.intake import PART_BYTES, Intake, RecorderReport
 from vllm_locust.store.redis_store import RunStore, StreamEntry
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory, write_json
-from vllm_locust.store.schema import Batch, BatchKind, BatchRefused, decode_batch
-from vllm_locust.store.spool import read_spool
+from vllm_locust.store.schema import BatchKind
 
 SECOND_NS = 1_000_000_000
 _BEGIN = dict.fromkeys(BatchKind, "0-0")
 _READ_COUNT = 32
-_PART_BYTES = 64 << 20
+_MANY_PARTS = 600
 _BLOCK_MS = 100
 _RETRY_S = 0.25
 
@@ -48,37 +46,7 @@ class RecorderConfig:
     """How long a batch waits for others before they become a part; three times as long in a run of many parts."""
     orphan_silence_ns: int = 15 * SECOND_NS
     """After the parent has gone: end when no batch has come for so long."""
-    control_interval_ns: int = 2 * SECOND_NS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecorderReport:
-    """What is on disk. ``refused`` counts batches by the reason for which they could not be read."""
-
-    run_id: str
-    drained: bool
-    batches: int
-    rows: int
-    lost_rows: int
-    duplicates: int
-    refused: dict[str, int]
-    durable: dict[str, int]
-    highest: dict[str, int]
-    worker_rows: dict[str, int]
-    worker_lost_rows: dict[str, int]
-    error: str | None
-    restarts: int = 0
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """Batches that were read and are not on disk yet."""
-
-    batches: dict[tuple[str, int], Batch] = field(default_factory=dict)
-    entries: dict[BatchKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in BatchKind})
-    """Entries to trim once the batches are on disk: theirs, and those of duplicates and refused batches."""
-    nbytes: int = 0
-    since_ns: int = 0
+    control_interval_ns: int = 5 * SECOND_NS
 
 
 class Recorder:
@@ -86,40 +54,28 @@ class Recorder:
         self._config = config
         self._run_dir = run_dir
         self._store = store
-        self._parts = PartStore(run_dir.parts, config.run_id)
-        self._gathered = _Gathered()
+        self._intake = Intake(run_dir, config.run_id)
         self._after = dict(_BEGIN)
+        self._to_trim: dict[BatchKind, list[str]] = {kind: [] for kind in BatchKind}
         self._server_run_id: str | None = None
         self._server_checked_ns = 0
         self._published: dict[str, int] = {}
         self._control: dict[str, str] = {}
         self._control_read_ns = 0
-        self._duplicates = 0
-        self._refused: Counter[str] = Counter()
         self._error: str | None = None
-        self.last_batch_ns = clock.monotonic_ns()
-
-    def absorb(self, spool: Path) -> None:
-        """Take in the batches of a worker's spool."""
-        for payload in read_spool(spool):
-            self._take(payload)
-            if self._gathered.nbytes >= _PART_BYTES:
-                self._write()
-        self._write()
+        for spool in config.spools:
+            self._intake.absorb(Path(spool))
 
     def turn(self, *, finishing: bool = False) -> bool:
-        """One round: read, write when it is time, publish, trim. True when the streams were empty and all is on
-        disk.
-        """
+        """One round: read, write when it is time, publish, trim. True when nothing was left to read or to write."""
         now_ns = clock.monotonic_ns()
         try:
             if now_ns - self._server_checked_ns >= SECOND_NS:
                 self._check_server(now_ns)
-            full = self._gathered.nbytes >= _PART_BYTES
-            entries = [] if full else self._read(block_ms=0 if finishing else _BLOCK_MS)
-            idle = not entries
+            full = self._intake.nbytes >= PART_BYTES
+            idle = not full and not self._read(block_ms=0 if finishing else _BLOCK_MS)
             if self._is_time(idle=idle, finishing=finishing):
-                self._write()
+                self._intake.write()
             self._publish()
             self._trim()
             self._keep_control(now_ns, finishing=finishing)
@@ -127,41 +83,29 @@ class Recorder:
             self._fail(exc)
             return False
         self._error = None
-        return idle and not full and not self._gathered.batches
-
-    def report(self, *, drained: bool) -> RecorderReport:
-        workers = self._parts.workers
-        return RecorderReport(
-            run_id=self._config.run_id,
-            drained=drained,
-            batches=self._parts.batches,
-            rows=self._parts.rows,
-            lost_rows=sum(ledger.lost_rows for ledger in workers.values()),
-            duplicates=self._duplicates,
-            refused=dict(self._refused),
-            durable=self._parts.durable(),
-            highest={worker_id: ledger.highest for worker_id, ledger in workers.items()},
-            worker_rows={worker_id: ledger.rows for worker_id, ledger in workers.items()},
-            worker_lost_rows={worker_id: ledger.lost_rows for worker_id, ledger in workers.items()},
-            error=self._error,
-        )
+        return idle and not len(self._intake)
 
     @property
     def failing(self) -> bool:
         return self._error is not None
 
+    @property
+    def last_batch_ns(self) -> int:
+        return self._intake.last_batch_ns
+
+    def report(self, *, drained: bool) -> RecorderReport:
+        return self._intake.report(drained=drained, error=self._error)
+
     def close(self) -> None:
-        self._parts.close()
+        self._intake.close()
 
     def _check_server(self, now_ns: int) -> None:
-        """A server that is another one than before, or the same with its data gone, is read from its beginning
-        again.
-        """
+        """Another server than before is read from its beginning; one whose data is gone is told what is durable."""
         server_run_id = self._store.run_id_of_server()
         if server_run_id != self._server_run_id:
             self._after = dict(_BEGIN)
             self._server_run_id = server_run_id
-            for entry_ids in self._gathered.entries.values():
+            for entry_ids in self._to_trim.values():
                 entry_ids.clear()
         there = self._store.durable()
         if any(there.get(worker_id, 0) < seq for worker_id, seq in self._published.items()):
@@ -172,46 +116,18 @@ class Recorder:
         entries = self._store.read_batches(self._after, block_ms=block_ms, count=_READ_COUNT)
         for entry in entries:
             self._after[entry.kind] = entry.entry_id
-            self._gathered.entries[entry.kind].append(entry.entry_id)
-            self._take(entry.payload)
+            self._to_trim[entry.kind].append(entry.entry_id)
+            self._intake.take(entry.payload)
         return entries
 
-    def _take(self, payload: bytes | None) -> None:
-        try:
-            if payload is None:
-                raise BatchRefused("unreadable", "an entry of the stream has no batch in it")
-            batch = decode_batch(payload, self._config.run_id)
-        except BatchRefused as exc:
-            if not self._refused[exc.reason]:
-                print(f"recorder: {exc}", file=sys.stderr, flush=True)
-            self._refused[exc.reason] += 1
-            return
-        identity = (batch.header.worker_id, batch.header.seq)
-        if identity in self._parts or identity in self._gathered.batches:
-            self._duplicates += 1
-            return
-        if not self._gathered.batches:
-            self._gathered.since_ns = clock.monotonic_ns()
-        self._gathered.batches[identity] = batch
-        self._gathered.nbytes += batch.rows.nbytes
-        self.last_batch_ns = clock.monotonic_ns()
-
     def _is_time(self, *, idle: bool, finishing: bool) -> bool:
-        gathered = self._gathered
-        if not gathered.batches:
-            return False
-        age_ns = self._config.part_age_ns * (1 if self._parts.number < 600 else 3)
-        late = clock.monotonic_ns() - gathered.since_ns >= age_ns
-        return late or gathered.nbytes >= _PART_BYTES or (finishing and idle)
-
-    def _write(self) -> None:
-        if self._gathered.batches:
-            self._parts.write(list(self._gathered.batches.values()))
-            self._gathered.batches.clear()
-            self._gathered.nbytes = 0
+        age_ns = self._config.part_age_ns * (1 if self._intake.parts.number < _MANY_PARTS else 3)
+        late = clock.monotonic_ns() - self._intake.since_ns >= age_ns
+        return late or self._intake.nbytes >= PART_BYTES or (finishing and idle)
 
     def _publish(self) -> None:
-        news = {worker: seq for worker, seq in self._parts.durable().items() if self._published.get(worker) != seq}
+        durable = self._intake.parts.durable()
+        news = {worker_id: seq for worker_id, seq in durable.items() if self._published.get(worker_id) != seq}
         if not news:
             return
         try:
@@ -223,9 +139,10 @@ class Recorder:
             raise
 
     def _trim(self) -> None:
-        if self._gathered.batches:
+        """Take out of the streams what was read, unless some of it waits to be written."""
+        if len(self._intake):
             return
-        for kind, entry_ids in self._gathered.entries.items():
+        for kind, entry_ids in self._to_trim.items():
             if entry_ids:
                 self._store.delete_entries(kind, entry_ids)
                 entry_ids.clear()
@@ -235,10 +152,10 @@ class Recorder:
         if not finishing and now_ns - self._control_read_ns < self._config.control_interval_ns:
             return
         self._control_read_ns = now_ns
-        control = self._store.read_control()
-        if control and control != self._control:
-            write_json(self._run_dir.control_json, self._control | control)
-            self._control = self._control | control
+        control = self._control | self._store.read_control()
+        if control != self._control:
+            write_json(self._run_dir.control_json, control)
+            self._control = control
 
     def _fail(self, exc: Exception) -> None:
         message = str(exc) if isinstance(exc, StoreError) else f"{self._run_dir.parts} cannot be written: {exc}"
@@ -316,23 +233,22 @@ def main() -> int:
         password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
         store = RunStore(redis_options(config.redis_url, password_file), config.run_id)
         recorder = Recorder(config, run_dir, store)
-        for spool in config.spools:
-            recorder.absorb(Path(spool))
     except (VllmLocustError, OSError, KeyError, TypeError, ValueError) as exc:
         print(f"recorder: {exc}", file=sys.stderr, flush=True)
         return exc.exit_code if isinstance(exc, VllmLocustError) else 1
     report = asdict(recorder.report(drained=_record(recorder, config, orders)))
     recorder.close()
     store.close()
-    # First to the parent: the disk may be what failed. The parent may be gone.
-    with suppress(BrokenPipeError):
-        print(json.dumps(report), flush=True)
+    status = 0 if report["drained"] else 1
     try:
         write_json(run_dir.recorder_json, report)
     except StoreError as exc:
         print(f"recorder: {exc}", file=sys.stderr, flush=True)
-        return 1
-    return 0 if report["drained"] else 1
+        status = 1
+    # To the parent too, since the disk may be what failed; and the parent may be gone.
+    with suppress(BrokenPipeError):
+        print(json.dumps(report), flush=True)
+    return status
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ from dataclasses import asdict, replace
 from vllm_locust import clock
 from vllm_locust.errors import StoreError
 from vllm_locust.store.child_process import send_line, start_module
-from vllm_locust.store.recorder import SECOND_NS, RecorderConfig, RecorderReport
+from vllm_locust.store.intake import RecorderReport
+from vllm_locust.store.recorder import SECOND_NS, RecorderConfig
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.store.shipper import start_thread
 
 _MODULE = "vllm_locust.store.recorder"
 _WATCH_S = 0.25
+_WATCH_AT_MOST_S = 4.0
 _RESTARTS_AT_MOST = 20
 _GRACE_S = 10.0
 
@@ -37,10 +39,8 @@ class RecorderProcess:
         return self._process.pid
 
     def watch(self) -> None:
-        """Until ``finish``: start the recorder again whenever it has died. What it has on disk tells it where it
-        was.
-        """
-        while not self._finishing.wait(_WATCH_S):
+        """Until ``finish``: start the recorder again whenever it has died. Its files tell it where it was."""
+        while not self._finishing.wait(min(_WATCH_S * 2**self.restarts, _WATCH_AT_MOST_S)):
             self._revive()
 
     def finish(self, timeout_s: float) -> RecorderReport:
@@ -101,9 +101,7 @@ def start_recorder(
     *,
     spawn: Callable[[Callable[[], None]], object] = start_thread,
 ) -> RecorderProcess:
-    """Start the recorder and its watch. In a gevent process the watch is a greenlet: threads and subprocess are
-    patched.
-    """
+    """Start the recorder and its watch, which in a gevent process is a greenlet, as threads are patched."""
     recorder = RecorderProcess(config, run_dir)
     spawn(recorder.watch)
     return recorder

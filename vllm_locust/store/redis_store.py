@@ -117,7 +117,7 @@ class RunStore:
         return self._where
 
     def close(self) -> None:
-        self._redis.close()
+        self._redis.connection_pool.disconnect()
 
     @contextmanager
     def _naming(self, action: str) -> Iterator[None]:

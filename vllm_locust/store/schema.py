@@ -80,6 +80,11 @@ def schema_of(kind: BatchKind) -> pa.Schema:
     return SCHEMAS[SCHEMA_VERSION][kind]
 
 
+def empty_rows(kind: BatchKind) -> pa.RecordBatch:
+    schema = schema_of(kind)
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
 class BatchRefused(StoreError):
     """A batch that this version cannot or must not read. ``reason`` is the name under which it is counted."""
 

@@ -23,14 +23,18 @@ from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.columns import RequestColumns, health_to_arrow
 from vllm_locust.store.outbox import Outbox, PendingBatch
 from vllm_locust.store.redis_store import RunStore
-from vllm_locust.store.schema import BatchHeader, BatchKind, check_worker_id, encode_batch, schema_of
+from vllm_locust.store.schema import BatchHeader, BatchKind, check_worker_id, empty_rows, encode_batch
 from vllm_locust.store.spool import Spool, spool_path
 
 SECOND_NS = 1_000_000_000
 _RETRY_FIRST_NS = SECOND_NS // 5
 _RETRY_LAST_NS = 5 * SECOND_NS
 _SEND_BYTES = 4 << 20
-_FLUSH_POLL_S = 0.05
+_FLUSH_POLL_S = 0.1
+_CLOCK_OFFSETS_AT_MOST = 64
+"""Beyond it every second one is dropped: a drift is as plain from measurements that lie further apart."""
+_WORTH_GIVING_UP_BYTES = 16 << 10
+"""An empty batch in the place of a lost one has some kilobytes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,7 @@ class Shipper:
         self.last_error: str | None = None
         self.lost_rows = 0
         # The first use of the encoder loads code for some 50 ms: better now than between two tokens.
-        self._encode(1, BatchKind.REQUESTS, schema_of(BatchKind.REQUESTS).empty_table().to_batches()[0])
+        self._encode(1, BatchKind.REQUESTS, empty_rows(BatchKind.REQUESTS))
         spawn(self._run)
 
     # The record sink
@@ -162,7 +166,7 @@ class Shipper:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._wake.wait(self._config.batch_interval_ns / SECOND_NS / 4)
+                self._wake.wait(self._config.batch_interval_ns / SECOND_NS)
                 self._wake.clear()
                 self._turn()
         finally:
@@ -187,6 +191,11 @@ class Shipper:
 
     def _exchange(self, now_ns: int) -> None:
         status = self._store.worker_status(self._config.worker_id)
+        if self._server_run_id is None and status.durable_seq:
+            raise StoreError(
+                f"worker id {self._config.worker_id!r} has batches in run {self._store.run_id!r} already: "
+                "a worker that starts again needs a new id"
+            )
         with self._lock:
             if status.server_run_id != self._server_run_id:
                 self._outbox.resend_all()
@@ -232,9 +241,10 @@ class Shipper:
             with self._spool_lock:
                 return self._spool.read(batch.spool_position)
         except OSError as exc:
+            rows = batch.rows
             with self._lock:
                 self._give_up_rows(batch)
-            raise StoreError(f"a spooled batch of {batch.rows} rows is lost: {exc}") from exc
+            raise StoreError(f"a spooled batch of {rows} rows is lost: {exc}") from exc
 
     def _probe_oldest(self, now_ns: int) -> None:
         """A batch that is neither durable nor in its stream was lost there (FLUSHALL, a failover): send all again."""
@@ -254,6 +264,8 @@ class Shipper:
 
     def _measure_clock(self, server_run_id: str) -> None:
         self._clock_offsets.append(measure_clock_offset(self._store.server_time_unix_ns, server_run_id))
+        if len(self._clock_offsets) > _CLOCK_OFFSETS_AT_MOST:
+            del self._clock_offsets[1:-1:2]
         self._store.publish_clock(self._config.worker_id, self._clock_offsets)
         self._clock_due_ns = clock.monotonic_ns() + self._config.clock_interval_ns
 
@@ -297,8 +309,12 @@ class Shipper:
 
     def _clear_spool(self) -> None:
         with self._spool_lock:
-            if not self._outbox.spooled:
+            if self._outbox.spooled:
+                return
+            try:
                 self._offload(self._spool.clear)
+            except OSError as exc:
+                raise StoreError(f"the spool {self._spool.path} cannot be emptied: {exc.strerror or exc}") from exc
 
     def _bound_memory(self) -> None:
         """Neither Redis nor the disk takes a batch: the newest ones over the limit are given up, and counted."""
@@ -306,12 +322,13 @@ class Shipper:
             for batch in reversed(self._outbox.in_memory()):
                 if self._outbox.memory_bytes <= self._config.memory_bytes:
                     return
-                if batch.rows:
+                if len(batch.payload or b"") > _WORTH_GIVING_UP_BYTES:
                     self._give_up_rows(batch)
 
     def _give_up_rows(self, batch: PendingBatch) -> None:
         """Leave an empty batch in the place of one whose rows can be kept nowhere. The caller holds the lock."""
-        empty = schema_of(batch.kind).empty_table().to_batches()[0]
+        empty = empty_rows(batch.kind)
         self._outbox.replace(batch, self._encode(batch.seq, batch.kind, empty, lost_rows=batch.rows))
-        self.lost_rows += batch.rows
+        if batch.kind is BatchKind.REQUESTS:
+            self.lost_rows += batch.rows
         batch.rows = 0
