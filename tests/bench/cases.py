@@ -29,6 +29,10 @@ class Bench:
     window_s: float
     tries: int
 
+    def beside_neighbours(self) -> Bench:
+        """For cases that disturb the client on purpose: no repeats, and no priority over what disturbs it."""
+        return replace(self, tries=1, placement=replace(self.placement, realtime_client=False))
+
     def run(self, client: Client, plan: Plan, label: str) -> Run | str:
         """The run, or the reason why there is none."""
         print(f"  {label}: {client.name} …", file=sys.stderr, flush=True)
@@ -120,19 +124,20 @@ def overload(bench: Bench, client: Client, limit_tokens_per_s: float) -> list[Ro
     rate = min(2 * limit_tokens_per_s, SERVER_LIMIT_TOKENS_PER_S)
     hogs = round(2 * limit_tokens_per_s / rate) - 1
     schedule = schedule_for(1000, rate)
+    shared = bench.beside_neighbours()
     with cpu_hogs(bench.placement.client_core, hogs):
-        run = replace(bench, tries=1).run(client, Plan(schedule, 1000, bench.window_s), "overload")
+        run = shared.run(client, Plan(schedule, 1000, bench.window_s), "overload")
     note = f"{rate:,.0f} tokens/s offered, {hogs} CPU hogs beside it"
     return [Row("overload", client.name, 1000, 1e6 / schedule.gap_us, run, note=note)]
 
 
 def hog(bench: Bench, clients: Sequence[Client], streams: int = 200) -> list[Row]:
     """The same load without and with a busy neighbour on the client's core."""
-    rows, calm = [], replace(bench, tries=1)
+    rows, shared = [], bench.beside_neighbours()
     for client in clients:
         for hogs in (0, 1):
             with cpu_hogs(bench.placement.client_core, hogs):
-                run = (calm if hogs else bench).run(client, Plan(Schedule(), streams, bench.window_s), f"hog-{hogs}")
+                run = shared.run(client, Plan(Schedule(), streams, bench.window_s), f"hog-{hogs}")
             rows.append(Row("hog", client.name, streams, 50.0, run, note="CPU hog on its core" if hogs else "alone"))
     return rows
 

@@ -124,9 +124,10 @@ def _notes(row: Row, run: Run) -> list[str]:
     notes = [row.note] if row.note else []
     a = run.accuracy
     if run.headline.get("verdict"):
-        notes.append(f"verdict {run.headline['verdict']}")
+        reasons = run.headline.get("reasons")
+        notes.append(f"verdict {run.headline['verdict']}" + (f" ({reasons})" if reasons else ""))
     if row.case == "overload":
-        notes.append(f"{run.headline.get('reasons')}, {run.rss_bytes / 2**20:,.0f} MiB")
+        notes.append(f"{run.rss_bytes / 2**20:,.0f} MiB")
         if a.own_stamp_share is not None and a.chunk_error_own_stamp is not None:
             notes.append(f"own stamp {a.own_stamp_share:.1%}, their error {_quantiles(a.chunk_error_own_stamp)}")
     for count, what in ((run.failed, "failed"), (a.missing, "not reported"), (a.miscounted, "with other chunk counts")):

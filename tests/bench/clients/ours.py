@@ -23,8 +23,8 @@ _COLUMNS = ["request_id", "sent_unix_ns", "ttft_ns", "chunk_ns", "chunk_width_ns
 
 
 class VllmLocust:
-    exit_codes = frozenset({0, 3, 4})
-    """A missed SLO and an invalid measurement are reports too."""
+    exit_codes = frozenset({0, 1, 3, 4})
+    """Failed requests, a missed SLO and an invalid measurement are reports too."""
     alone = True
 
     def __init__(self, transport: str) -> None:
@@ -155,7 +155,7 @@ def _headline(summary: dict[str, Any]) -> dict[str, float | str | None]:
 
     return {
         "verdict": summary["verdict"]["status"],
-        "reasons": " · ".join(str(reason) for reason in summary["verdict"]["reasons"]),
+        "reasons": ", ".join(str(reason["code"]) for reason in summary["verdict"]["reasons"]),
         "ttft_p50_ms": milliseconds("ttft_s", "p50"),
         "ttft_p99_ms": milliseconds("ttft_s", "p99"),
         "gap_p99_ms": milliseconds("chunk_gap_s", "p99"),
