@@ -15,7 +15,7 @@ def time(value_s: float | None) -> str:
         return UNKNOWN
     size = abs(value_s)
     if size >= 0.9995:
-        return f"{value_s:,.1f} s" if size >= 99.95 else f"{_digits(value_s)} s"
+        return f"{value_s:,.0f} s" if size >= 999.5 else f"{_digits(value_s)} s"
     if size >= 0.9995e-3 or size == 0:
         return f"{_digits(value_s * 1e3)} ms"
     return f"{_digits(value_s * 1e6)} µs"

@@ -114,6 +114,8 @@ def _load(stages: Sequence[Json]) -> list[str]:
 def _latency(summary: Json) -> list[str]:
     lines = []
     for stage in summary["stages"]:
+        if lines:
+            lines.append("")
         if len(summary["stages"]) > 1:
             lines.append(f"LATENCY of stage {printable(stage['name'])}, ok requests")
         else:
