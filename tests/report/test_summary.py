@@ -7,6 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.report.rows import MIXED, SCHEMA, batch, health, health_row, interval, request, run
+from vllm_locust.report import columns
+from vllm_locust.report.columns import read_batches
 from vllm_locust.report.html import render_html
 from vllm_locust.report.summary import strict_json, summarize
 from vllm_locust.report.text import render_text
@@ -334,3 +336,14 @@ def test_the_definition_card_in_small_numbers() -> None:
     assert numbers(card["MLPerf", "TTFT"], "n", "p50_s", "p99_s") == [2, 2, 3]
     assert numbers(card["MLPerf", "TPOT"], "n", "p50_s") == [1, pytest.approx(7 / 3)]
     assert numbers(card["MLPerf", "latency"], "n", "p99_s") == [2, 10]
+
+
+def test_no_piece_is_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "CHUNKS_PER_BATCH", 5)
+    lengths = [3, 2, 0, 1, 9, 0, 4, 1, 1]
+    rows = [request(11, [1 + k / 100 for k in range(length)], [1] * length) for length in lengths]
+    pieces = [
+        [len(chunks or ()) for chunks in piece.column("chunk_ns").to_pylist()] for piece in read_batches([batch(rows)])
+    ]
+    assert pieces == [[3, 2, 0], [1], [9], [0, 4, 1], [1]]
+    assert summarize(run(), [batch(rows)])["stages"][0]["itl_s"]["n"] == 2 + 1 + 8 + 3

@@ -30,18 +30,38 @@ Flags = npt.NDArray[np.bool_]
 Source = Path | Sequence[pa.RecordBatch]
 """Something that can be read more than once."""
 
-ROWS_PER_BATCH: Final = 4096
+ROWS_PER_BATCH: Final = 1024
+CHUNKS_PER_BATCH: Final = 1 << 18
 
 
 def read_batches(source: Source, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """In pieces, so that memory does not grow with the run. ``columns`` that the file lacks are left out."""
+    """In pieces of bounded size, so that memory does not grow with the run or with the length of answers.
+
+    ``columns`` that the file lacks are left out.
+    """
     if isinstance(source, Path):
         with pq.ParquetFile(source) as file:
             names = file.schema_arrow.names
             wanted = names if columns is None else [name for name in columns if name in names]
-            yield from file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted)
+            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
+                yield from _small(batch)
     else:
-        yield from source
+        for batch in source:
+            yield from _small(batch)
+
+
+def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of at most ``CHUNKS_PER_BATCH`` chunks, or of one row."""
+    if "chunk_ns" not in batch.schema.names:
+        yield batch
+        return
+    ends = np.cumsum(_lengths(batch.column("chunk_ns")))
+    start = 0
+    while start < batch.num_rows:
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + CHUNKS_PER_BATCH, side="right")))
+        yield batch.slice(start, end - start)
+        start = end
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _load(stages: Sequence[Json]) -> list[str]:
 
 
 def _latency(summary: Json) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for stage in summary["stages"]:
         if lines:
             lines.append("")
