@@ -18,6 +18,7 @@ from vllm_locust.store.schema import (
     BatchKind,
     BatchRefused,
     check_run_id,
+    compress_stream,
     decode_batch,
     encode_batch,
     schema_of,
@@ -51,14 +52,14 @@ def batch_of(records: list[RequestRecord], seq: int = 1, worker_id: str = "w1", 
 
 def with_metadata(**changed: str) -> bytes:
     payload = batch_of([request(1)])
-    with pa.ipc.open_stream(payload) as reader:
+    with pa.ipc.open_stream(pa.decompress(payload[8:], int.from_bytes(payload[4:8], "little"), "zstd")) as reader:
         rows = reader.read_next_batch()
         metadata = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
     metadata |= {f"vllm_locust.{key}": value for key, value in changed.items()}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata)) as writer:
         writer.write_batch(rows)
-    return sink.getvalue().to_pybytes()
+    return compress_stream(sink.getvalue())
 
 
 def test_the_columns_are_the_fields_of_the_records() -> None:
@@ -153,6 +154,24 @@ def test_a_damaged_batch_is_refused_or_read_but_never_worse(data: st.DataObject)
     except BatchRefused:
         return
     batch.rows.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"), [(0, "unreadable"), (100, "unreadable"), (1 << 20, "unreadable"), (0xFFFFFFFF, "too_large")]
+)
+def test_a_size_that_is_a_lie_is_refused(size: int, reason: str) -> None:
+    payload = batch_of([request(1)])
+    with pytest.raises(BatchRefused) as refused:
+        decode_batch(payload[:4] + size.to_bytes(4, "little") + payload[8:], "run")
+    assert refused.value.reason == reason
+
+
+def test_a_small_batch_that_would_unpack_to_gigabytes_is_refused() -> None:
+    bomb = bytes(pa.compress(bytes(1 << 28), codec="zstd", asbytes=True))
+    assert len(bomb) < 1 << 16
+    for size in (1000, (1 << 28)):
+        with pytest.raises(BatchRefused):
+            decode_batch(b"VLB1" + size.to_bytes(4, "little") + bomb, "run")
 
 
 def test_a_null_where_none_may_be_is_refused() -> None:

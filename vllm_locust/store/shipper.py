@@ -43,7 +43,8 @@ class ShipperConfig:
     """Names one life of one process: a worker that starts again is another one, since its batches count from 1."""
     spool_dir: Path
     batch_rows: int = 256
-    batch_chunks: int = 65_536
+    batch_chunks: int = 16_384
+    """Sealing so many takes a millisecond or two, for which the loop stands still."""
     batch_interval_ns: int = SECOND_NS
     memory_bytes: int = 64 << 20
     """Encoded batches held in memory; beyond it the oldest go to the spool."""
