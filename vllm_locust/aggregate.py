@@ -6,6 +6,7 @@ newest of each worker and merges when read. So a message that is lost, late or r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -13,7 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vllm_locust.histogram import LogHistogram
+from vllm_locust.histogram import LogHistogram, Tally
 from vllm_locust.outcome import Outcome
 
 SCHEMA: Final = 1
@@ -30,7 +31,7 @@ COUNTERS: Final = (
     "dropped_arrivals",
 )
 """All of them add over workers, the gauge ``in_flight`` too: each worker's newest snapshot has its own."""
-MAX_WORKER_ID: Final = 200
+MAX_WORKER_ID: Final = 256
 _MAX_COUNT: Final = 1 << 53
 
 
@@ -57,6 +58,11 @@ class ObservedRequest(Protocol):
     def output_tokens(self) -> int | None: ...
     @property
     def coalesced(self) -> int: ...
+
+
+def _array(values: Sequence[int]) -> npt.NDArray[np.int64]:
+    """``array`` reads a list of ints three times as fast as numpy does."""
+    return np.frombuffer(array("q", values), dtype=np.int64)
 
 
 def _no_histograms() -> dict[str, LogHistogram]:
@@ -105,22 +111,27 @@ class RunAggregate:
             self._record("ttft_from_schedule", request.ttft_ns + request.schedule_lag_ns)
         if len(request.chunk_ns) < 2:
             return
-        times = np.asarray(request.chunk_ns, dtype=np.int64)
+        times = _array(request.chunk_ns)
         if request.output_tokens is not None and request.output_tokens > 1:
             self._record("tpot", round(int(times[-1] - times[0]) / (request.output_tokens - 1)))
-        self.histograms["chunk_gap"].record_many(np.diff(times))
-        if request.chunk_tokens is not None and len(request.chunk_tokens) == len(times):
-            self._observe_itl(times, np.asarray(request.chunk_tokens, dtype=np.int64))
+        gaps = Tally.of(np.diff(times))
+        self.histograms["chunk_gap"].add(gaps)
+        tokens = request.chunk_tokens
+        if tokens is None or len(tokens) != len(times):
+            return
+        if tokens.count(1) == len(tokens):
+            self.histograms["itl"].add(gaps)
+        else:
+            self._observe_itl(times, _array(tokens))
 
     def _observe_itl(self, times: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """A chunk without tokens gives no sample: its gap goes to the next that has some."""
-        if (tokens <= 0).any():
-            times, tokens = times[tokens > 0], tokens[tokens > 0]
+        if (tokens[1:] <= 0).any():
+            keep = tokens > 0
+            keep[0] = True
+            times, tokens = times[keep], tokens[keep]
         gaps, weights = np.diff(times), tokens[1:]
-        if (weights == 1).all():
-            self.histograms["itl"].record_many(gaps)
-        else:
-            self.histograms["itl"].record_many(gaps / weights, weights)
+        self.histograms["itl"].record_many(gaps / weights, weights)
 
     def _record(self, name: str, value_ns: int | None) -> None:
         if value_ns is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,43 @@ _MAGIC = b"VLH1"
 # magic, used buckets, zero, negative, too large, has min and max, min, max, then the sum as 16 bytes
 _HEADER = struct.Struct("<4sHQQQ?qq16s")
 _INT64_MAX = (1 << 63) - 1
+
+
+Durations = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+
+class Tally(NamedTuple):
+    """Some values, at least one, counted by bucket: ``counts`` from bucket ``first`` on."""
+
+    first: int
+    counts: npt.NDArray[np.int64]
+    zero: int
+    negative: int
+    sum_ns: int
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, values_ns: Durations, weights: npt.NDArray[np.int64] | None = None) -> Tally:
+        low, high = float(values_ns.min()), float(values_ns.max())
+        if not (math.isfinite(low) and math.isfinite(high)) or high >= LIMIT_NS or low <= -LIMIT_NS:
+            raise ValueError(f"durations from {low} to {high} ns are not all finite and below 2^63 ns")
+        total = values_ns.sum() if weights is None else values_ns @ weights
+        zero = negative = 0
+        if low < 1:
+            # Less than a nanosecond is as good as zero.
+            each = np.ones(len(values_ns), dtype=np.int64) if weights is None else weights
+            negative = int(each[values_ns < 0].sum())
+            keep = values_ns >= 1
+            zero = int(each[~keep].sum()) - negative
+            values_ns, weights = values_ns[keep], None if weights is None else weights[keep]
+        extent = zero, negative, round(float(total)) if values_ns.dtype.kind == "f" else int(total)
+        if not len(values_ns):
+            return cls(0, np.zeros(0, dtype=np.int64), *extent, math.floor(low), math.ceil(high))
+        index = (np.log(values_ns) / _LOG_RATIO).astype(np.int64)
+        first = int(index.min())
+        counts = np.bincount(index - first, weights=weights).astype(np.int64)
+        return cls(first, counts, *extent, math.floor(low), math.ceil(high))
 
 
 class LogHistogram:
@@ -64,35 +101,18 @@ class LogHistogram:
         else:
             self.negative += weight
 
-    def record_many(
-        self, values_ns: npt.NDArray[np.int64] | npt.NDArray[np.float64], weights: npt.NDArray[np.int64] | None = None
-    ) -> None:
+    def record_many(self, values_ns: Durations, weights: npt.NDArray[np.int64] | None = None) -> None:
         """``weights[i]`` samples of ``values_ns[i]``, which may have fractions of a nanosecond above 1 ns."""
-        if not len(values_ns):
-            return
-        low, high = values_ns.min(), values_ns.max()
-        if not (np.isfinite(low) and np.isfinite(high)) or abs(high) >= LIMIT_NS:
-            raise ValueError(f"durations from {low} to {high} ns are not all finite and below 2^63 ns")
-        self.sum_ns += round(float(values_ns @ weights)) if weights is not None else round(float(values_ns.sum()))
-        self._extend_range(math.floor(low), math.ceil(high))
-        if low < 1:
-            values_ns, weights = self._set_aside_small(values_ns, weights)
-            if not len(values_ns):
-                return
-        index = (np.log(values_ns) / _LOG_RATIO).astype(np.int64)
-        first = int(index.min())
-        counts = np.bincount(index - first, weights=weights)
-        self._counts[first : first + len(counts)] += counts.astype(np.int64)
+        if len(values_ns):
+            self.add(Tally.of(values_ns, weights))
 
-    def _set_aside_small(
-        self, values_ns: npt.NDArray[np.int64] | npt.NDArray[np.float64], weights: npt.NDArray[np.int64] | None
-    ) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.float64], npt.NDArray[np.int64] | None]:
-        """Count what is below the first bucket; less than a nanosecond is as good as zero."""
-        each = np.ones(len(values_ns), dtype=np.int64) if weights is None else weights
-        self.negative += int(each[values_ns < 0].sum())
-        self.zero += int(each[(values_ns >= 0) & (values_ns < 1)].sum())
-        keep = values_ns >= 1
-        return values_ns[keep], None if weights is None else weights[keep]
+    def add(self, tally: Tally) -> None:
+        """Take in values that have been sorted into buckets: for the same values in several histograms."""
+        self._counts[tally.first : tally.first + len(tally.counts)] += tally.counts
+        self.zero += tally.zero
+        self.negative += tally.negative
+        self.sum_ns += tally.sum_ns
+        self._extend_range(tally.low, tally.high)
 
     def _extend_range(self, low: int, high: int) -> None:
         self.min_ns = low if self.min_ns is None else min(self.min_ns, low)
