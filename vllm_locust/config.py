@@ -20,7 +20,7 @@ from vllm_locust.slo import parse_slo
 TransportName = Literal["kernel", "sse", "openai"]
 TokenDetail = Literal["auto", "on", "off"]
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h|)")
 _UNIT_NS = {
     "ns": 1,
     "us": 1_000,
@@ -209,13 +209,13 @@ def _optional_duration_ns(text: str) -> int | None:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ValueError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def _natural(text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 

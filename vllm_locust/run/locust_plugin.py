@@ -16,7 +16,7 @@ from locust.runners import LocalRunner, Runner, WorkerRunner
 
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.config import RunConfig
-from vllm_locust.errors import UsageError, VllmLocustError
+from vllm_locust.errors import StoreError, UsageError, VllmLocustError
 from vllm_locust.load.preflight import ask_server
 from vllm_locust.load.users import POST, ChatUser
 from vllm_locust.run.controller import Checked, RunController
@@ -24,6 +24,8 @@ from vllm_locust.run.flags import WEB_OPTIONS, add_flags
 from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.run.worker_side import WorkerSide
+from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.redis_url import redis_options
 from vllm_locust.workload.load import load_workload
 
 __all__ = ["ChatUser"]
@@ -133,6 +135,7 @@ class _MasterProcess:
             options |= {name: now.get(name) for name in WEB_OPTIONS}
         host = self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
         config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
+        self._check_redis(config)
         server = ask_server(config, self._secrets.api_key)
         workload = load_workload(
             config.workload,
@@ -144,6 +147,17 @@ class _MasterProcess:
         for warning in workload.warnings:
             logger.warning("%s", warning)
         return Checked(config, self._secrets, server, workload)
+
+    def _check_redis(self, config: RunConfig) -> None:
+        if config.redis_url is None:
+            return
+        store = RunStore(redis_options(config.redis_url, self._secrets.redis_password_file), "preflight")
+        try:
+            store.check_server()
+        except StoreError as error:
+            raise UsageError(f"--redis-url: {error}; start it, or correct the address or the password") from None
+        finally:
+            store.close()
 
     def _to_controller(self, method: str) -> Callable[[str, Any], None]:
         def handler(sender: str, payload: Any) -> None:

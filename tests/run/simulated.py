@@ -1,0 +1,169 @@
+"""The simulated server and Locust as processes, for tests of whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).parents[2]
+CHAT = str(ROOT / "locustfiles" / "chat.py")
+FAST = ("--first-token-ms", "5", "--token-interval-ms", "2")
+"""A server without a queue, so that a run of a few seconds has hundreds of requests."""
+
+
+@dataclass(frozen=True)
+class SimServer:
+    url: str
+    truth_log: Path
+    process: subprocess.Popen[str]
+
+    def truth(self) -> list[dict[str, Any]]:
+        """What was really sent, of every request that has ended."""
+        return [json.loads(line) for line in self.truth_log.read_text(encoding="utf-8").splitlines()]
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=20)
+
+
+@contextmanager
+def simserver(directory: Path, *flags: str, **environment: str) -> Iterator[SimServer]:
+    truth_log = directory / "truth.jsonl"
+    truth_log.touch()
+    command = [sys.executable, "-m", "vllm_locust", "simserver", "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--truth-log", str(truth_log), *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        cwd=directory,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("READY "), line
+    server = SimServer(line.split()[1].removesuffix("/v1"), truth_log, process)
+    try:
+        yield server
+    finally:
+        server.stop()
+        process.stdout.close()
+
+
+@dataclass
+class LocustRun:
+    """A finished run of Locust: what it printed and what it wrote."""
+
+    exit_code: int
+    output: str
+    run_dir: Path
+    worker_outputs: list[str] = field(default_factory=list)
+
+    def json(self, name: str) -> Any:
+        text = (self.run_dir / name).read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_refuse)
+
+    @property
+    def summary(self) -> Any:
+        return self.json("summary.json")
+
+    def requests(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = pq.read_table(self.run_dir / "requests.parquet").to_pylist()
+        return rows
+
+
+def _refuse(word: str) -> None:
+    raise AssertionError(f"{word} is not strict JSON")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Without what the developer's own shell may have set."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_LOCUST_", "LOCUST_", "OPENAI_"))}
+    return kept | extra
+
+
+def start_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> subprocess.Popen[str]:
+    host = [] if url is None else ["--host", url]
+    return subprocess.Popen(
+        [sys.executable, "-m", "locust", "-f", CHAT, *host, *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=directory,
+        env=environment(**extra),
+        start_new_session=True,
+    )
+
+
+def end_of(process: subprocess.Popen[str], directory: Path, timeout_s: float = 90) -> LocustRun:
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"Locust did not end within {timeout_s} s:\n{output}") from None
+    return LocustRun(process.returncode, output, directory / "run")
+
+
+def run_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> LocustRun:
+    """A headless run to its end, its results in ``directory/run``."""
+    common = ("--headless", "--only-summary", "--run-dir", "run")
+    return end_of(start_locust(directory, url, *common, *flags, **extra), directory)
+
+
+def run_distributed(directory: Path, url: str, workers: int, flags: Sequence[str]) -> LocustRun:
+    """The same with a master and worker processes of their own, as on many hosts."""
+    port = free_port()
+    common = ("--headless", "--only-summary", "--run-dir", "run")
+    master_flags = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(port))
+    master = start_locust(directory, url, *master_flags, "--expect-workers", str(workers), *common, *flags)
+    worker_flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", str(port))
+    processes = [start_locust(directory, None, *worker_flags) for _ in range(workers)]
+    try:
+        run = end_of(master, directory)
+        assert (run.run_dir / "summary.json").exists(), run.output
+        ended = [end_of(process, directory, timeout_s=20) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    run.worker_outputs = [one.output for one in ended]
+    assert [one.exit_code for one in ended] == [0] * workers, run.worker_outputs
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for_text(path: Path, minimum_lines: int, timeout_s: float = 30) -> None:
+    """Until a log has so many lines: until so many requests have ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= minimum_lines:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} did not get {minimum_lines} lines within {timeout_s} s")
+
+
+def get(url: str, data: bytes | None = None, timeout_s: float = 60) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=timeout_s) as answer:
+        body: bytes = answer.read()
+        return body

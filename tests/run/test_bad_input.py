@@ -1,0 +1,103 @@
+"""Bad input: one clear message, exit 2, and no request sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.run.simulated import FAST, SimServer, free_port, run_locust, simserver
+
+SHORT = ("-u", "1", "-r", "1", "-t", "1s")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with simserver(tmp_path_factory.mktemp("server"), *FAST, VLLM_API_KEY="right") as running:
+        yield running
+
+
+CASES = {
+    "unknown model": (("--model", "nope"), "--model: 'nope' is not served"),
+    "unreadable workload": (("--workload", "missing.json"), "--workload missing.json"),
+    "unknown workload": (("--workload", "missing"), "--workload missing"),
+    "unknown transport": (("--transport", "carrier-pigeon"), "--transport: 'carrier-pigeon' is not one of"),
+    "unknown api": (("--api", "telepathy"), "--api"),
+    "bad duration": (("--drain-timeout", "soon"), "--drain-timeout"),
+    "bad number": (("--max-tokens", "0"), "--max-tokens"),
+    "bad SLO": (("--slo", "ttft<2s"), "--slo"),
+    "bad JSON": (("--extra-body", "{"), "--extra-body"),
+    "a flag's key in the extra body": (("--extra-body", '{"model": "x"}'), "--extra-body"),
+    "certificate without key": (("--cert-file", "x"), "--cert-file and --key-file"),
+    "password in the Redis address": (("--redis-url", "redis://:secret@127.0.0.1/0"), "--redis-password-file"),
+    "no Redis there": (("--redis-url", f"redis://127.0.0.1:{free_port()}/0"), "127.0.0.1"),
+    "missing key file": (("--api-key-file", "missing.key"), "--api-key-file missing.key"),
+    "bad tag": (("--tag", "novalue"), "--tag"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), CASES.values(), ids=CASES)
+def test_one_message_exit_2_and_nothing_sent(
+    server: SimServer, tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    before = len(server.truth())
+    run = run_locust(tmp_path, server.url, *SHORT, *flags, OPENAI_API_KEY="right")
+    assert run.exit_code == 2, run.output
+    said = [line for line in run.output.splitlines() if line.startswith("vllm-locust: ")]
+    assert len(said) == 1, run.output
+    assert message in said[0]
+    assert "Traceback" not in run.output
+    assert "secret" not in run.output
+    assert len(server.truth()) == before
+
+
+def test_all_faults_are_told_at_once(server: SimServer, tmp_path: Path) -> None:
+    run = run_locust(tmp_path, server.url, *SHORT, "--max-tokens", "-3", "--api", "x", OPENAI_API_KEY="right")
+    assert run.exit_code == 2
+    assert len([line for line in run.output.splitlines() if line.startswith("vllm-locust: ")]) == 2
+
+
+@pytest.mark.parametrize("key", ["wrong", None])
+def test_a_wrong_or_missing_key(server: SimServer, tmp_path: Path, key: str | None) -> None:
+    extra = {} if key is None else {"OPENAI_API_KEY": key}
+    run = run_locust(tmp_path, server.url, *SHORT, **extra)
+    assert run.exit_code == 2, run.output
+    assert "401" in run.output
+    assert "OPENAI_API_KEY or --api-key-file" in run.output
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("http://127.0.0.1:{free}", "cannot be reached"),
+        ("{server}/elsewhere", "base address"),
+        ("127.0.0.1:8000", "is not a server address"),
+        ("http://user:secret@127.0.0.1", "--api-key-file"),
+        (None, "no server is given"),
+    ],
+)
+def test_a_wrong_address(server: SimServer, tmp_path: Path, address: str | None, words: str) -> None:
+    url = None if address is None else address.format(free=free_port(), server=server.url)
+    run = run_locust(tmp_path, url, *SHORT, OPENAI_API_KEY="right")
+    assert run.exit_code == 2, run.output
+    assert words in run.output
+    assert "secret" not in run.output
+
+
+def test_workers_end_with_a_master_that_refuses(server: SimServer, tmp_path: Path) -> None:
+    run = run_locust(tmp_path, server.url, *SHORT, "--processes", "2", "--model", "nope", OPENAI_API_KEY="right")
+    assert run.exit_code == 2, run.output
+
+
+def test_the_key_is_nowhere_in_the_results(server: SimServer, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("right\n", encoding="utf-8")
+    flags = ("--api-key-file", str(key_file), "--warmup-requests", "1", "--processes", "2")
+    run = run_locust(tmp_path, server.url, "-u", "2", "-r", "2", "-t", "1s", *flags)
+    assert run.exit_code in (0, 4), run.output
+    assert run.requests()
+    for path in run.run_dir.rglob("*"):
+        if path.is_file():
+            assert b"Bearer" not in path.read_bytes(), path
+            assert b"right\n" not in path.read_bytes(), path
+    assert "Bearer" not in run.output

@@ -1,0 +1,142 @@
+"""Every way in which a run may end writes a complete, merged run of what was done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from tests.run.simulated import (
+    FAST,
+    LocustRun,
+    SimServer,
+    end_of,
+    free_port,
+    get,
+    run_locust,
+    simserver,
+    start_locust,
+    wait_for_text,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+FILES = ("run.json", "requests.parquet", "workers.parquet", "summary.json", "report.txt", "report.html")
+LOAD = ("-u", "8", "-r", "8", "--warmup-requests", "8", "--max-tokens", "20", "--force-length", "--run-dir", "run")
+
+
+def assert_complete(run: LocustRun, server: SimServer) -> None:
+    for name in FILES:
+        assert (run.run_dir / name).stat().st_size > 0, run.output
+    server.stop()
+    sent = {row["request_id"] for row in server.truth()}
+    recorded = [row["request_id"] for row in run.requests()]
+    assert len(recorded) == len(set(recorded)) > 20, run.output
+    assert set(recorded) == sent
+    assert {row["outcome"] for row in run.requests()} == {"ok"}
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one process", "two workers"])
+@pytest.mark.parametrize("word", ["INT", "TERM"])
+def test_a_signal_ends_the_run_and_keeps_its_records(tmp_path: Path, word: str, processes: tuple[str, ...]) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        load = start_locust(tmp_path, server.url, "--headless", "--only-summary", "-t", "60s", *LOAD, *processes)
+        wait_for_text(server.truth_log, 60)
+        # Ctrl-C reaches the whole foreground group, kill -TERM the one process that it names.
+        signal_to = os.killpg if word == "INT" else os.kill
+        signal_to(load.pid, getattr(signal, f"SIG{word}"))
+        run = end_of(load, tmp_path, 40)
+        assert_complete(run, server)
+    summary = run.summary
+    assert run.exit_code == 0, run.output
+    assert summary["verdict"]["status"] == "degraded"
+    assert "stopped_early" in [reason["code"] for reason in summary["verdict"]["reasons"]]
+    assert summary["stages"][0]["requests"]["ok"] > 0
+
+
+def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -> None:
+    port = free_port()
+    web = f"http://127.0.0.1:{port}"
+    with simserver(tmp_path, *FAST) as server:
+        flags = ("--web-host", "127.0.0.1", "--web-port", str(port), "--warmup-requests", "8", "--max-tokens", "20")
+        load = start_locust(tmp_path, server.url, *flags, "--processes", "2")
+        try:
+            wait_for_web(web, load)
+            for number in (1, 2):
+                wait_for_workers(web)
+                get(f"{web}/swarm", f"user_count=8&spawn_rate=8&host={server.url}".encode())
+                wait_for_text(server.truth_log, 60 * number)
+                assert b"Test stopped" in get(f"{web}/stop", b"")
+            load.send_signal(signal.SIGTERM)
+            ended = end_of(load, tmp_path, 40)
+        finally:
+            if load.poll() is None:
+                os.killpg(load.pid, signal.SIGKILL)
+        runs = [LocustRun(ended.exit_code, ended.output, path) for path in sorted((tmp_path / "runs").iterdir())]
+        assert len(runs) == 2, ended.output
+        server.stop()
+        sent = [row["request_id"] for row in server.truth()]
+    recorded = [row["request_id"] for run in runs for row in run.requests()]
+    assert sorted(recorded) == sorted(sent)
+    assert all((run.run_dir / name).exists() for run in runs for name in FILES)
+    assert ended.exit_code == 0, ended.output
+
+
+def wait_for_web(web: str, load: subprocess.Popen[str]) -> None:
+    for _ in range(200):
+        assert load.poll() is None
+        try:
+            get(web)
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError("the web UI did not come up")
+
+
+def wait_for_workers(web: str) -> None:
+    for _ in range(100):
+        if get(f"{web}/stats/requests").count(b'"ready"') >= 2:
+            return
+        time.sleep(0.1)
+    raise AssertionError("two workers did not get ready")
+
+
+def test_requests_still_running_at_the_end_of_the_drain_are_censored(tmp_path: Path) -> None:
+    with simserver(tmp_path, "--first-token-ms", "5", "--token-interval-ms", "200") as server:
+        flags = ("-t", "1s", "--warmup-requests", "0", "--drain-timeout", "1s", "--max-tokens", "1000")
+        run = run_locust(tmp_path, server.url, "-u", "4", "-r", "4", "--force-length", *flags)
+    rows = run.requests()
+    assert [row["outcome"] for row in rows] == ["censored"] * 4, run.output
+    assert all(row["chunk_ns"] and row["ttft_ns"] for row in rows), "what had arrived is kept"
+    (stage,) = run.summary["stages"]
+    assert stage["requests"]["censored"] == 4
+    assert stage["ttft_s"]["n"] == 0
+    assert stage["ttft_adjusted_s"]["n"] == 4
+    assert run.exit_code == 1, "nothing was measured"
+
+
+def test_a_run_whose_requests_all_fail_writes_everything_and_exits_1(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST, "--fault", "status:share=1") as server:
+        run = run_locust(tmp_path, server.url, "-u", "2", "-r", "2", "-t", "1s", "--warmup-requests", "2")
+    assert run.exit_code == 1, run.output
+    assert all((run.run_dir / name).exists() for name in FILES)
+    summary = run.summary
+    assert summary["verdict"]["status"] == "invalid"
+    assert summary["stages"][0]["ttft_s"] | {"n": 0, "p50": None, "max": None} == summary["stages"][0]["ttft_s"]
+    assert {row["outcome"] for row in run.requests()} == {"http_error"}
+    assert "500" in (run.run_dir / "report.txt").read_text()
+
+
+def test_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST, "--first-token-ms", "60000") as server:
+        flags = ("-t", "1s", "--warmup-requests", "0", "--drain-timeout", "0s")
+        run = run_locust(tmp_path, server.url, "-u", "1", "-r", "1", *flags)
+    assert run.exit_code == 1, run.output
+    assert "nothing_measured" in [reason["code"] for reason in run.summary["verdict"]["reasons"]]
+    assert all((run.run_dir / name).exists() for name in FILES)

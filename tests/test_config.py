@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vllm_locust.config import RunConfig, Target, Timeouts, parse_duration_ns, parse_fraction
+from vllm_locust.errors import UsageError
+from vllm_locust.protocol import Api
+
+HOST = "http://127.0.0.1:8000"
+
+
+def built(host: str | None = HOST, run_time_s: float | None = None, **options: Any) -> RunConfig:
+    return RunConfig.from_options(options, host=host, run_time_s=run_time_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("500ms", 500_000_000),
+        ("2s", 2_000_000_000),
+        ("1m", 60_000_000_000),
+        ("1m30s", 90_000_000_000),
+        ("1.5", 1_500_000_000),
+        ("0", 0),
+        ("250us", 250_000),
+    ],
+)
+def test_durations(text: str, ns: int) -> None:
+    assert parse_duration_ns(text) == ns
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1s", "1s2", "s", "1 fortnight", "١s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration_ns(text)
+
+
+def test_fractions() -> None:
+    assert parse_fraction("5%") == 0.05
+    assert parse_fraction("0.25") == 0.25
+    for text in ("101%", "-1", "nan", "x"):
+        with pytest.raises(ValueError):  # noqa: PT011 - the message is Python's own for some
+            parse_fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "authority"),
+    [
+        ("http://host:8000", "http://host:8000", "host:8000"),
+        ("http://host:8000/v1", "http://host:8000", "host:8000"),
+        ("http://host:8000/v1/", "http://host:8000", "host:8000"),
+        ("https://host/openai/v1", "https://host/openai", "host"),
+        ("http://host", "http://host", "host"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000", "[::1]:8000"),
+        ("unix:///run/vllm.sock", "unix:///run/vllm.sock", "localhost"),
+    ],
+)
+def test_targets(text: str, url: str, authority: str) -> None:
+    target = Target.parse(text)
+    assert (target.url, target.authority) == (url, authority)
+
+
+@pytest.mark.parametrize(
+    "text", ["host:8000", "ftp://host", "http://", "http://u:p@host", "http://host/?x=1", "unix://"]
+)
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        Target.parse(text)
+
+
+def test_defaults() -> None:
+    config = built()
+    assert config.targets == (Target.parse(HOST),)
+    assert (config.api, config.workload, config.transport) == (Api.CHAT, "sharegpt", "kernel")
+    assert config.stream
+    assert config.window_ns is None
+
+
+def test_options_become_values() -> None:
+    config = built(
+        run_time_s=90,
+        model="m",
+        api="completions",
+        max_tokens="128",
+        force_length=True,
+        no_stream=True,
+        extra_body='{"temperature": 0}',
+        think_time="1s-3s",
+        seed="0",
+        max_failures="10%",
+        slo=["ttft<=2s"],
+        tag=["gpus=2", "note=a=b"],
+        timeout_connect="1s",
+        timeout_first_token="2s",
+        timeout_idle="3s",
+        timeout_total="none",
+    )
+    assert config.window_ns == 90_000_000_000
+    assert config.api is Api.COMPLETIONS
+    assert config.max_tokens == 128
+    assert config.force_length
+    assert not config.stream
+    assert config.extra_body == {"temperature": 0}
+    assert config.think_time_ns == (1_000_000_000, 3_000_000_000)
+    assert config.seed == 0
+    assert config.max_failures == 0.1
+    assert config.slos == ("ttft<=2s",)
+    assert config.tags == {"gpus": "2", "note": "a=b"}
+    assert config.timeouts == Timeouts(1_000_000_000, 2_000_000_000, 3_000_000_000, None)
+
+
+def test_replicas_take_the_place_of_the_host() -> None:
+    config = built(target=["http://a:1", "http://b:2/v1"])
+    assert [target.url for target in config.targets] == ["http://a:1", "http://b:2"]
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        built(host=None, api="x", max_tokens="0", slo=["nonsense"], tag=["x"], cert_file="only", think_time="3s-1s")
+    flags = [problem.split(":")[0] for problem in caught.value.problems]
+    assert flags == [
+        "--host",
+        "--api",
+        "--max-tokens",
+        "--tag",
+        "--slo",
+        "--cert-file and --key-file",
+        "--think-time",
+    ]
+
+
+def test_json_round_trip() -> None:
+    config = built(
+        target=["http://a:1", "unix:///x"], extra_body='{"a": [1]}', think_time="1s-2s", tag=["k=v"], slo=["ttft<=1s"]
+    )
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
