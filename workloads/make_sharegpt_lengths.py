@@ -30,7 +30,7 @@ def thin(prompt: Lengths, output: Lengths, groups: int = GROUPS) -> tuple[Length
     # Ties are broken at random, or equal prompts would bring the order of the file into a group.
     ties = np.random.default_rng(0).random(prompt.size)
     picks = []
-    for group in np.array_split(np.lexsort((ties, prompt)), groups):
+    for group in np.array_split(np.lexsort((ties, prompt)), min(groups, prompt.size)):
         by_output = group[np.lexsort((ties[group], output[group]))]
         ranks = (np.arange(groups) + 0.5) / groups * by_output.size
         picks.append(by_output[np.unique(ranks.astype(np.int64))])

@@ -90,6 +90,16 @@ def test_prompts_of_one_epoch_and_the_next_start_differently(cache_dir: Path) ->
     assert len({contents(p.messages)[0].split(" ")[0] for p in prompts if p.prompt_id in neighbours}) == 512
 
 
+@pytest.mark.parametrize("shares", range(1, 9))
+def test_any_number_of_shares_sends_the_same_sequence(cache_dir: Path, shares: int) -> None:
+    workload = load("shared_prefix", cache_dir)
+    whole = first(workload, 12 * shares, seed=4)
+    for share in range(shares):
+        assert list(islice(workload.prompts(seed=4, share=share, shares=shares), 12)) == whole[share::shares]
+        sessions = islice(workload.sessions(seed=4, share=share, shares=shares), 12)
+        assert [s.conversation_id for s in sessions] == [p.conversation_id for p in whole[share::shares]]
+
+
 def test_another_seed_gives_other_text(cache_dir: Path) -> None:
     texts = [{contents(p.messages)[0] for p in first(load("sharegpt", cache_dir, seed=seed), 500)} for seed in (0, 1)]
     long = [{text for text in found if text.count(" ") > 8} for found in texts]

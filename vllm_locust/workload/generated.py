@@ -197,6 +197,9 @@ class GeneratedSource:
             offset_ns=None if self._offset_ns is None else int(self._offset_ns[row]),
         )
 
+    def prepare_sessions(self) -> None:
+        """Everything was prepared with the table."""
+
     def session(self, conversation: int, epoch: int) -> Session:
         start, end = int(self._first[conversation]), int(self._ends[conversation])
         turns = (

@@ -107,4 +107,6 @@ def read_length_pairs(path: Path) -> tuple[Tokens, Tokens]:
         raise WorkloadError(f"joint_lengths: {path} has a row that is not two whole numbers; correct it") from None
     if pairs.size == 0 or pairs.min() < 1:
         raise WorkloadError(f"joint_lengths: {path} must hold at least one pair, and no length below 1")
-    return pairs[:, 0].copy(), pairs[:, 1].copy()
+    # The cache hands the same arrays to every caller.
+    pairs.flags.writeable = False
+    return pairs[:, 0], pairs[:, 1]

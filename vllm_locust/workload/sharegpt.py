@@ -73,6 +73,10 @@ class ShareGptSource:
             turn=0,
         )
 
+    def prepare_sessions(self) -> None:
+        """Count the tokens of the later turns, where this machine has not done so before."""
+        self._all_turns  # noqa: B018 - counted on first access
+
     def session(self, conversation: int, epoch: int) -> Session:  # noqa: ARG002 - as above
         start, end = int(self._first[conversation]), int(self._ends[conversation])
         conversation_id = self._ids[start]

@@ -89,7 +89,12 @@ class Workload:
         return (self.source.prompt(row, epoch) for epoch, row in self._positions(seed, share, shares))
 
     def sessions(self, *, seed: int, share: int, shares: int) -> Iterator[Session]:
-        """Whole conversations, dealt out like ``prompts``. Each has at least one turn."""
+        """Whole conversations, dealt out like ``prompts``. Each has at least one turn.
+
+        The first call on a machine may take a while, to count the tokens of all turns of a data set with a tokenizer
+        (5 MB/s on two cores): call it before there is load. What it returns then costs no more than ``prompts``.
+        """
+        self.source.prepare_sessions()
         return (self.limit.cut(self.source.session(row, epoch)) for epoch, row in self._positions(seed, share, shares))
 
     def length_reference(self) -> tuple[Integers, Integers]:
