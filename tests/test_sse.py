@@ -92,6 +92,8 @@ def test_pieces_of_any_size_give_the_same_events(size: int) -> None:
         (b"data: a\n", []),
         (b"data: a", []),
         (b"data: a\n\ndata: b\n", [(b"a", b"message")]),
+        (b"data: a\r\ndata: b\r\nevent: x\r\n\r\ndata: c\r\n\r\n", [(b"a\nb", b"x"), (b"c", b"message")]),
+        (b"data: a\rdata: b\revent: x\r\rdata: c\r\r", [(b"a\nb", b"x"), (b"c", b"message")]),
         (b"data: a\r\r", [(b"a", b"message")]),
         (b"data: a\r\n\r", [(b"a", b"message")]),
         (b"data: a\n\r\n", [(b"a", b"message")]),
