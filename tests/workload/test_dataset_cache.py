@@ -103,6 +103,16 @@ def test_the_default_directory_follows_xdg(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "vllm-locust" / "t-key.arrow").is_file()
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(WorkloadError, match="set XDG_CACHE_HOME"):
+        DatasetCache()
+
+
 def test_keys_tell_their_parts_apart() -> None:
     assert cache_key("a", "bc") != cache_key("ab", "c")
     assert cache_key("a", 1) == cache_key("a", 1)

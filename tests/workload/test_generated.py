@@ -238,6 +238,7 @@ def test_lognormal_and_uniform_lengths(tmp_path: Path, cache_dir: Path) -> None:
     assert abs(rank_correlation(prompt, output)) < 0.1
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_loading_and_shares_survive_a_fork(cache_dir: Path) -> None:
     workload = load("short_chat", cache_dir)
     expected = [p.prompt_id for p in islice(workload.prompts(seed=5, share=1, shares=2), 50)]

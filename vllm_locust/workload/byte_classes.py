@@ -1,8 +1,9 @@
 """Estimate of a text's tokens where no tokenizer is given: a weighted count of word starts, letters, digits and so on.
 
-Fitted on 20,000 random messages (18 MB) of ShareGPT against the mean of the cl100k and DeepSeek vocabularies. Measured
-on them: totals within 1.5 %, single texts of 8 tokens and more within 11.4 % for nine in ten and 16 % for 19 in 20
-(bytes / 4.4: 29 % and 34 %). A vocabulary of 8,000 tokens needs 19 % more tokens than this says.
+Fitted on 20,000 random messages of ShareGPT against the mean of the cl100k and DeepSeek vocabularies. Measured on all
+122,284 messages of the file against DeepSeek: the sum is right within 0.1 %; of the single texts of 8 tokens and more,
+nine in ten are within 12.5 % (prompts) and 9.5 % (answers), 19 in 20 within 18 % and 12 %. Bytes / 4.4 would be within
+29 % and 34 %. A vocabulary of 8,000 tokens needs 19 % more tokens than this says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-ERROR_P90 = 0.114
+ERROR_P90 = 0.13
+"""Nine in ten texts are closer than this."""
 
 _LETTER, _DIGIT, _SPACE, _LINE, _PUNCTUATION, _WIDE, _TWO_BYTE, _CONTINUATION = range(1, 9)
 

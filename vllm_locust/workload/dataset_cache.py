@@ -26,8 +26,14 @@ _KEPT_FILES = 64
 
 
 def default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "vllm-locust"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "vllm-locust"
+    try:
+        return Path.home() / ".cache" / "vllm-locust"
+    except RuntimeError:
+        raise WorkloadError(
+            "there is no directory for the workload cache, since this user has no home; set XDG_CACHE_HOME"
+        ) from None
 
 
 def cache_key(*parts: object) -> str:
