@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-RUN_LENGTH = 1 << 22
+RUN_LENGTH = 1 << 20
 _UINT32_MAX = (1 << 32) - 1
 
 _Run = npt.NDArray[np.uint32] | npt.NDArray[np.int64]

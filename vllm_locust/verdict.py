@@ -36,7 +36,7 @@ class Thresholds:
     receive_lag_p99_ns: int = 10_000_000
     user_stamp_lag_p99_ns: tuple[int, int] = (1_000_000, 10_000_000)
     cpu_fraction_p95: float = 0.90
-    run_delay_share: float = 0.05
+    run_delay_share: float = 0.20
     gc_pause_ns: int = 20_000_000
     clock_step_ns: int = 1_000_000
     clock_uncertainty_ns: int = 10_000_000
@@ -91,6 +91,7 @@ class Evidence:
     receive_lag_p99_ns: float | None = None
     user_stamp_share: float = 0.0
     loop_lag_p99_ns: float | None = None
+    health_samples: int | None = None
     cpu_fraction_p95: float | None = None
     cpu_worker: str | None = None
     run_delay_share: float | None = None
@@ -301,6 +302,13 @@ def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     return Reason("rate_missed", severity, sentence, shortfall)
 
 
+def _health_missing(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.health_samples != 0 or not evidence.window_requests:
+        return None
+    sentence = "No worker reported its own condition in the window: nothing vouches for the generator."
+    return Reason("health_missing", Status.DEGRADED, sentence, 0)
+
+
 def _cpu_saturated(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     cpu = evidence.cpu_fraction_p95
     if cpu is None or cpu <= thresholds.cpu_fraction_p95:
@@ -374,6 +382,7 @@ RULES: Final[tuple[_Rule, ...]] = (
     _schedule_lag,
     _rate_missed,
     _receive_lag,
+    _health_missing,
     _cpu_saturated,
     _run_delay,
     _gc_pause,

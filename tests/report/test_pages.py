@@ -22,6 +22,12 @@ def mixed_summary() -> dict[str, Any]:
     ]
     rows = [{**row, "stage": (0 if i < 4 else 1) if row["phase"] == "window" else None} for i, row in enumerate(MIXED)]
     facts = run(slos=("ttft<=1s", "p50(e2e)<=3s", "good_fraction>=50%"), stages=stages, run_name="mixed")
+    facts["workload"] = {
+        "name": "sharegpt",
+        "token_count_method": "estimate",
+        "filters": {"no_answer": 3, "too_long": 0},
+        "warnings": ["the file is cut off"],
+    }
     workers = [health([health_row(11 + i, cpu_fraction=0.95) for i in range(5)])]
     return summarize(facts, [batch(rows)], workers=workers, length_reference=([10, 20, 30], [2, 3, 4]))  # type: ignore[arg-type]
 
@@ -68,9 +74,10 @@ def test_a_percentile_with_few_samples_or_on_a_failed_request_says_so() -> None:
 
 
 def test_text_from_outside_cannot_leave_its_line() -> None:
+    hostile_workload = {"name": HOSTILE, "warnings": [HOSTILE], "filters": {HOSTILE: 1}}
     rows = [request(11, outcome="http_error", error=HOSTILE + "\nVALID: all is well\r"), request(12, [1], [1])]
     workers = [health([health_row(11, worker_id=HOSTILE)])]
-    page = render_text(summarize(run(run_name=HOSTILE), [batch(rows)], workers=workers))
+    page = render_text(summarize(run(run_name=HOSTILE, workload=hostile_workload), [batch(rows)], workers=workers))
     assert not set(page) & {"\x1b", "\r", "\u202e", "\u2028"}
     assert not any(line.startswith("VALID: all") for line in page.split("\n"))
 
@@ -132,6 +139,7 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
         hosts=[HOSTILE],
         stopped_early=HOSTILE,
         workers={"expected": 2, "missing": [HOSTILE]},
+        workload={"name": HOSTILE, "warnings": [HOSTILE], "filters": {HOSTILE: 1}},
     )
     facts["run_id"] = HOSTILE
     workers = [health([health_row(11, worker_id=HOSTILE, host=HOSTILE)])]
@@ -148,12 +156,12 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
 
 def test_the_html_page_has_the_numbers_of_the_summary() -> None:
     summary = mixed_summary()
-    words = "".join(Page(render_html(summary, run(command="locust -f chat.py"))).words)
+    words = "".join(Page(render_html(summary, run(command=["locust", "-f", "my chat.py"]))).words)
     for expected in (
         "p50(e2e)<=3s",
         "http_error",
         "HTTP 503: overloaded",
-        "locust -f chat.py",
+        "locust -f 'my chat.py'",
         "GuideLLM",
         "hold (8 users)",
     ):

@@ -135,6 +135,8 @@ def test_goodput_counts_failures_as_not_good() -> None:
     assert numbers(stage, "good_requests", "undecidable_requests", "goodput_rps", "good_fraction") == [2, 0, 0.2, 0.5]
     low, high = stage["good_fraction_ci95"]
     assert 0 < low < 0.5 < high < 1
+    # 4 requests in 10 s.
+    assert stage["goodput_rps_ci95"] == pytest.approx([0.4 * low, 0.4 * high])
     assert only_stage(MIXED)["goodput_rps"] is None
 
 

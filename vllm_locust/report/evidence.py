@@ -41,6 +41,7 @@ def evidence(
         receive_lag_p99_ns=health.receive_lag_p99_ns,
         user_stamp_share=by_user / all_requests if all_requests else 0.0,
         loop_lag_p99_ns=health.loop_lag_p99_ns,
+        health_samples=health.samples,
         cpu_fraction_p95=health.cpu_fraction_p95,
         cpu_worker=health.cpu_worker,
         run_delay_share=health.run_delay_share,

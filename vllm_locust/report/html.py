@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any, Final
@@ -39,12 +40,19 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     return environment.from_string(source).render(
         summary=summary,
         run=run,
+        command=_command(run.get("command")),
         verdict_line=verdict_line(summary),
         columns=COLUMNS,
         card_columns=_CARD_COLUMNS,
         distributions=DISTRIBUTIONS,
         catalogue=list(CATALOGUE.values()),
     )
+
+
+def _command(command: str | Sequence[str] | None) -> str:
+    if command is None:
+        return "not recorded"
+    return command if isinstance(command, str) else shlex.join(command)
 
 
 def _date(unix_ns: int | None) -> str:

@@ -3,7 +3,8 @@ found.
 
 Keys that are read (everything else in ``run.json`` is only shown):
 
-- ``run_id`` (text), ``run_name``, ``tags``, ``command``, ``versions``, ``hosts``: shown. - ``config``:
+- ``run_id`` (text), ``run_name``, ``tags``, ``command``, ``versions``, ``hosts``: shown. - ``workload``: of it
+``name``, ``token_count_method``, ``filters`` and ``warnings`` are repeated in the summary. - ``config``:
 ``RunConfig.to_json()``; of it ``slos`` and ``max_failures``. - ``window``: ``{"start_unix_ns", "end_unix_ns"}`` on
 the common clock, or null when it never began. - ``stages``: in order, each ``{"stage", "name", "stage_kind":
 "hold"|"ramp", "start_unix_ns", "end_unix_ns"}`` and, where they apply, ``offered_rps``, ``users``,

@@ -72,17 +72,19 @@ def _requests_json(stage: Stage, samples: StageSamples) -> dict[str, Any]:
 
 def _good_json(samples: StageSamples, interval: Interval | None, slos: Sequence[Slo]) -> dict[str, Any]:
     if not any(slo.kind is SloKind.REQUEST for slo in slos):
-        names = ("good_requests", "undecidable_requests", "goodput_rps", "good_fraction", "good_fraction_ci95")
-        return dict.fromkeys(names)
+        names = "good_requests undecidable_requests goodput_rps goodput_rps_ci95 good_fraction good_fraction_ci95"
+        return dict.fromkeys(names.split())
     good, decided = samples.flags["good"], samples.flags["decided"]
-    count = int(good.sum())
-    interval95 = proportion_ci95(good[decided])
+    count, judged = int(good.sum()), int(decided.sum())
+    fractions = proportion_ci95(good[decided])
+    per_second = _per_second(judged, interval)
     return {
         "good_requests": count,
         "undecidable_requests": int((~decided).sum()),
         "goodput_rps": _per_second(count, interval),
-        "good_fraction": count / int(decided.sum()) if decided.any() else None,
-        "good_fraction_ci95": None if interval95 is None else list(interval95),
+        "goodput_rps_ci95": None if fractions is None or per_second is None else [f * per_second for f in fractions],
+        "good_fraction": count / judged if judged else None,
+        "good_fraction_ci95": None if fractions is None else list(fractions),
     }
 
 

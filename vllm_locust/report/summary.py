@@ -1,7 +1,7 @@
 """The numbers of a run, from its run directory: ``summary.json``, schema 1.
 
 Reads ``requests.parquet`` twice in pieces: once for the numbers, once for the confidence of pooled percentiles. Kept
-in memory are some 200 bytes for each request of the window and 4 for each chunk.
+in memory are about 500 bytes for each request of the window and 8 for each chunk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def summarize(
         "totals": {"all_phases": reading.everything.as_json(), **total},
         "stages": stages,
         "errors": reading.everything.errors_json(),
-        "workload": _workload_json(reading.total, length_reference),
+        "workload": _workload_json(run.get("workload") or {}, reading.total, length_reference),
         "coalesced": _coalesced_json(reading, shifts),
         "health": health.as_json(),
         "definition_card": definition_card(reading.total),
@@ -122,12 +122,20 @@ def _judgement_json(stage: Mapping[str, Any], judgement: StageJudgement) -> dict
     }
 
 
-def _workload_json(samples: StageSamples, reference: LengthReference | None) -> dict[str, Any]:
+def _workload_json(
+    workload: Mapping[str, Any], samples: StageSamples, reference: LengthReference | None
+) -> dict[str, Any]:
     """How far the lengths really sent are from the source's; null where either side has none."""
     ok = samples.flags["ok"]
     counts = {name: samples.floats[name] for name in ("prompt_tokens", "prompt_tokens_planned", "output_tokens")}
     known = {name: values[~np.isnan(values) & (ok | (name != "output_tokens"))] for name, values in counts.items()}
-    result: dict[str, Any] = {"reference_n": None if reference is None else len(reference[0])}
+    result: dict[str, Any] = {
+        "name": workload.get("name"),
+        "token_count_method": workload.get("token_count_method"),
+        "warnings": list(workload.get("warnings") or ()),
+        "filters": dict(workload.get("filters") or {}),
+        "reference_n": None if reference is None else len(reference[0]),
+    }
     for name, values in known.items():
         source = None if reference is None else reference[name == "output_tokens"]
         result[name] = {

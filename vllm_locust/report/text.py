@@ -203,7 +203,15 @@ def _workload(workload: Json) -> list[str]:
                 f"{figures.plain(part['source_mean']):>13}{figures.plain(part['ks_distance']):>13}"
             )
     heading = f"WORKLOAD{'':<18}{'n':>9}{'mean':>10}{'source mean':>13}{'KS distance':>13}"
-    return [heading, *lines] if lines else []
+    about = []
+    if workload["name"] is not None:
+        about.append(
+            f"  {printable(workload['name'])}, planned lengths by {printable(str(workload['token_count_method']))}"
+        )
+    dropped = ", ".join(f"{printable(name)} {figures.count(n)}" for name, n in workload["filters"].items() if n)
+    about += [f"  rows left out: {dropped}"] if dropped else []
+    about += [f"  warning: {printable(warning)}" for warning in workload["warnings"]]
+    return [heading, *lines, *_wrapped(about)] if lines or about else []
 
 
 def _notes(summary: Json) -> list[str]:

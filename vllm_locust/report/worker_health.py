@@ -36,6 +36,8 @@ class WorkerHealth:
     """``workers`` as in ``summary.json``; the rest is the worst of all workers, None where nothing was sampled."""
 
     workers: list[dict[str, Any]]
+    samples: int | None
+    """Of all workers in the window; None where none were asked for."""
     cpu_fraction_p95: float | None
     cpu_worker: str | None
     run_delay_share: float | None
@@ -57,6 +59,7 @@ def read_worker_health(source: Source | None, window: Interval | None) -> Worker
     pauses = [int(np.nanmax(columns["gc_pause_ns"])) for columns in series.values()]
     return WorkerHealth(
         workers=rows,
+        samples=None if source is None else sum(row["samples"] for row in rows),
         cpu_fraction_p95=None if by_cpu is None else by_cpu["cpu_fraction_p95"],
         cpu_worker=None if by_cpu is None else by_cpu["worker_id"],
         run_delay_share=max(
