@@ -170,10 +170,11 @@ def _max_tokens(api: Api, body: Mapping[str, Any], prompt_tokens: int, max_model
             asked,
         )
     if asked > room or room < 1:
+        total = prompt_tokens + asked
         raise bad_request(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked}"
-            f" output tokens and your prompt contains {prompt_tokens} input tokens, for a total of"
-            f" {prompt_tokens + asked} tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output"
+            f" tokens and your prompt contains {prompt_tokens} input tokens, for a total of {total} tokens."
+            " Please reduce the length of the input prompt or the number of requested output tokens.",
             "input_tokens",
             prompt_tokens,
         )

@@ -92,7 +92,8 @@ class Connection(asyncio.Protocol):
     """One client connection: requests one after the other, writes in order, and the times of each write.
 
     The transport's buffer limit is zero: as soon as the kernel does not take all bytes, further writes wait here, so a
-    stamp is never that of a copy into a buffer.
+    stamp is never that of a copy into a buffer. Under TLS asyncio keeps another buffer of 64 KiB below: the stamps of a
+    TLS client that reads too slowly can be early.
     """
 
     def __init__(self, handler: Handler, connections: set[Connection]) -> None:
@@ -117,7 +118,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=0)
+        # asyncio's TLS transport pauses at the limit, its plain one above it.
+        self._transport.set_write_buffer_limits(high=0 if transport.get_extra_info("sslcontext") is None else 1, low=0)
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -134,8 +134,8 @@ class ServerMetrics(Collector):
         yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", now.waiting)
         by_reason = (
             "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity;"
-            " 'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum of all reasons"
-            " equals vllm:num_requests_waiting."
+            " 'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum of all"
+            " reasons equals vllm:num_requests_waiting."
         )
         yield self._gauges_by(
             "num_requests_waiting_by_reason", by_reason, "reason", {"capacity": now.waiting, "deferred": 0}
@@ -174,8 +174,8 @@ class ServerMetrics(Collector):
         tiers = dict.fromkeys(CACHE_TIERS, 0) | {"device": self.cached_tokens}
         by_tier = (
             "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to"
-            " DRAM), disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; sums"
-            " to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits."
+            " DRAM), disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission;"
+            " sums to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits."
         )
         yield self._counters_by("prompt_tokens_cached_by_source", by_tier, "source", tiers)
         yield self._counter("generation_tokens", "Number of generation tokens processed.", self.generation_tokens)

@@ -3,6 +3,7 @@
 Times are nanoseconds; those ending in ``_mono_ns``, and all of chunks, headers and body, are CLOCK_MONOTONIC of this
 machine, read right before and right after the bytes were handed to the kernel. Where it did not take them at once the
 time after is the one at which it had taken them all; null where the connection ended first.
+(Under TLS asyncio's own buffer of 64 KiB counts as the kernel's.)
 """
 
 from __future__ import annotations
