@@ -18,11 +18,17 @@ import pytest
 from tests.simserver.conftest import FAST
 from tests.simserver.raw_client import Client, Server, chat, request_bytes, running, stream
 from vllm_locust.errors import UsageError
+from vllm_locust.simserver.completion import BUSY
+from vllm_locust.simserver.engine import Engine, EngineConfig, EngineRequest
 from vllm_locust.simserver.settings import parse_settings
 from vllm_locust.simserver.tokens import count_prompt_tokens
 
 MS = 1_000_000
 CHAT = "/v1/chat/completions"
+BUSY_BODY = (
+    '{"error":{"message":"The engine is currently busy and cannot accept new requests. Please try again later or on a'
+    ' different instance.","type":"Service Unavailable","param":null,"code":503}}'
+)
 
 
 def token_times(answer: Any) -> list[int]:
@@ -218,6 +224,20 @@ def test_counters_equal_the_truth(tmp_path: Path) -> None:
         assert server.ask("/reset_prefix_cache", b"").status == 200
 
 
+def test_no_token_leaves_before_the_offline_simulation_says(tmp_path: Path) -> None:
+    with running(tmp_path, "--frontend-ms", "10") as server:
+        server.ask(CHAT, stream(max_tokens=8), {"X-Request-Id": "engine"})
+        truth = server.truth("engine")
+    engine = Engine(EngineConfig())
+    now_ns = truth["received_mono_ns"] + 10 * MS
+    engine.add(EngineRequest("engine", truth["prompt_tokens"], 8), now_ns)
+    for sent in truth["chunk_before_ns"]:
+        now_ns += engine.step(now_ns).duration_ns
+        assert sent >= now_ns
+    assert len(truth["chunk_before_ns"]) == 8
+    assert not engine.has_work
+
+
 def test_stream_interval_reasoning_and_details(tmp_path: Path) -> None:
     flags = ("--stream-interval", "4", "--reasoning-share", "0.5", "--enable-prompt-tokens-details")
     with running(tmp_path, *FAST, *flags) as server:
@@ -259,10 +279,11 @@ def test_a_full_queue_rejects_inside_the_stream_and_keeps_others_alive(tmp_path:
             time.sleep(0.005)
         rejected = server.ask(CHAT, stream(), {"X-Request-Id": "busy"})
         assert (rejected.status, len(rejected.chunks), rejected.events()[1]) == (200, 2, "[DONE]")
-        message = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+        message = BUSY.message
         kind = '"type": "Service Unavailable", "param": null, "code": 503'
         assert rejected.chunks[0].decode() == f'data: {{"error": {{"message": "{message}", {kind}}}}}\n\n'
-        assert server.ask(CHAT, chat()).status == 503
+        whole = server.ask(CHAT, chat())
+        assert (whole.status, whole.body.decode()) == (503, BUSY_BODY)
         assert server.truth("busy")["outcome"] == "error_event"
         waited = second.read()
         assert waited.chunks[0] == waited.chunks[1] == b": keep-alive\n\n"
