@@ -65,6 +65,11 @@ def unix_ns() -> int:
     return time.time_ns() + (0 if _BENT is None else _BENT.shift_ns(monotonic_ns()))
 
 
+def utc_stamp(unix_ns: int) -> str:
+    """A wall-clock time as ``20261130-194046``, in UTC."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(unix_ns // 1_000_000_000))
+
+
 def unix_minus_monotonic_ns() -> int:
     """The wall clock's distance from the monotonic one, to about 100 ns.
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from vllm_locust.errors import UsageError
 from vllm_locust.protocol import Api, extra_body_problems
-from vllm_locust.slo import parse_slo
+from vllm_locust.slo import parse_slo, parse_slos
 
 TransportName = Literal["kernel", "sse", "openai"]
 TokenDetail = Literal["auto", "on", "off"]
@@ -310,11 +310,18 @@ def _tags(texts: Any, problems: list[str]) -> dict[str, str]:
 
 
 def _slos(texts: Any, problems: list[str]) -> tuple[str, ...]:
+    faults = []
     for text in texts:
         try:
             parse_slo(text)
         except ValueError as error:
-            problems.append(f"--slo: {error}")
+            faults.append(f"--slo: {error}")
+    if not faults:
+        try:
+            parse_slos(texts)
+        except ValueError as error:
+            faults.append(f"--slo: {error}")
+    problems += faults
     return tuple(texts)
 
 

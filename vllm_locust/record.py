@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vllm_locust.outcome import Outcome
+from vllm_locust.timing import tpot_ns
 
 
 @dataclass(slots=True)
@@ -67,6 +68,22 @@ class RequestRecord:
     """The server's words, or ours, bounded to 500 characters."""
     attempts: int = 1
     retry_wait_ns: int = 0
+
+    def slo_values_ns(self) -> dict[str, float | None]:
+        """What a per-request SLO may look at; None where this request has no such value."""
+        from_schedule = (
+            None if self.ttft_ns is None or self.schedule_lag_ns is None else self.ttft_ns + self.schedule_lag_ns
+        )
+        after_first = sum(self.chunk_tokens[1:]) if self.chunk_tokens else 0
+        return {
+            "ttft": self.ttft_ns,
+            "ttft_from_schedule": from_schedule,
+            "ttft_answer": self.ttft_answer_ns,
+            "tpot": tpot_ns(self.chunk_ns, self.output_tokens),
+            "e2e": self.e2e_ns,
+            "done": self.done_ns,
+            "itl": (self.chunk_ns[-1] - self.chunk_ns[0]) / after_first if after_first > 0 else None,
+        }
 
 
 @dataclass(slots=True)

@@ -33,12 +33,11 @@ def assert_same_requests(run: LocustRun, server: SimServer) -> list[tuple[dict[s
     return [(row, truth[row["request_id"]]) for row in rows]
 
 
-def chunk_errors_ms(row: dict[str, Any], truth: dict[str, Any]) -> list[float]:
-    """Reported minus true time of each chunk, counted from the first: the two clocks of the truth are one."""
-    sent = truth["chunk_before_ns"]
-    assert len(row["chunk_ns"]) == len(sent)
-    received_ns = truth["received_mono_ns"]
-    return [(at - (true - received_ns)) / 1e6 for at, true in zip(row["chunk_ns"], sent, strict=True)]
+def true_times_ns(row: dict[str, Any], truth: dict[str, Any]) -> list[int]:
+    """When the server really sent each chunk, counted from the request's own ``sent``: both on this machine's clock."""
+    distance_ns = truth["received_unix_ns"] - truth["received_mono_ns"] - row["sent_unix_ns"]
+    assert len(row["chunk_ns"]) == len(truth["chunk_before_ns"])
+    return [before + distance_ns for before in truth["chunk_before_ns"]]
 
 
 def test_a_distributed_run_reports_what_the_server_sent(tmp_path: Path) -> None:
@@ -46,17 +45,16 @@ def test_a_distributed_run_reports_what_the_server_sent(tmp_path: Path) -> None:
     with simserver(tmp_path, "--first-token-ms", "50", "--token-interval-ms", "20") as server:
         run = run_distributed(tmp_path, server.url, 2, flags)
         server.stop()
-        assert run.exit_code == 0, run.output
+        assert run.exit_code in (0, 4), run.output
         pairs = assert_same_requests(run, server)
     errors: list[float] = []
     for row, truth in pairs:
         assert row["outcome"] == "ok"
         assert row["output_tokens"] == truth["output_tokens"] == 60
         assert row["prompt_tokens"] == truth["prompt_tokens"]
-        errors += [abs(error) for error in chunk_errors_ms(row, truth)]
+        errors += [abs(at - true) / 1e6 for at, true in zip(row["chunk_ns"], true_times_ns(row, truth), strict=True)]
     assert len({row["worker_id"] for row, _ in pairs}) == 2
     assert len({row["prompt_id"] for row, _ in pairs}) == len(pairs), "a prompt was sent twice"
-    # `sent` is before the request travels and is read; the server's time counts from when it has read it.
     assert nearest_rank(errors, 0.99) < 1.0, f"p99 {nearest_rank(errors, 0.99)} ms"
     check_numbers(run, pairs)
 
@@ -68,7 +66,7 @@ def check_numbers(run: LocustRun, pairs: list[tuple[dict[str, Any], dict[str, An
     assert len(window) > 50
     (stage,) = summary["stages"]
     assert stage["requests"]["attempted"] == stage["requests"]["ok"] == len(window)
-    true_ttft = [(t["chunk_before_ns"][0] - t["received_mono_ns"]) / 1e9 for _, t in window]
+    true_ttft = [true_times_ns(row, t)[0] / 1e9 for row, t in window]
     true_gaps = [(after - before) / 1e9 for _, t in window for before, after in pairwise(t["chunk_before_ns"])]
     assert stage["ttft_s"]["n"] == len(window)
     assert stage["itl_s"]["n"] == len(true_gaps) == len(window) * 59
@@ -78,7 +76,7 @@ def check_numbers(run: LocustRun, pairs: list[tuple[dict[str, Any], dict[str, An
     assert stage["itl_s"]["mean"] == pytest.approx(sum(true_gaps) / len(true_gaps), abs=0.0005)
     true_tpot = [(t["chunk_before_ns"][-1] - t["chunk_before_ns"][0]) / 59 / 1e9 for _, t in window]
     assert stage["tpot_s"]["p50"] == pytest.approx(nearest_rank(true_tpot, 0.5), abs=0.0005)
-    true_e2e = [(t["chunk_before_ns"][-1] - t["received_mono_ns"]) / 1e9 for _, t in window]
+    true_e2e = [true_times_ns(row, t)[-1] / 1e9 for row, t in window]
     assert stage["e2e_s"]["p99"] == pytest.approx(nearest_rank(true_e2e, 0.99), abs=0.002)
     seconds = (run.json("run.json")["window"]["end_unix_ns"] - run.json("run.json")["window"]["start_unix_ns"]) / 1e9
     assert seconds == pytest.approx(6.0, abs=0.25)
@@ -94,12 +92,12 @@ def test_every_transport_gives_the_same_records(tmp_path: Path, transport: str) 
         flags = ("-u", "8", "-r", "8", "-t", "2s", "--warmup-requests", "8", "--max-tokens", "20", "--force-length")
         run = run_locust(tmp_path, server.url, *flags, "--transport", transport)
         server.stop()
-        assert run.exit_code == 0, run.output
+        assert run.exit_code in (0, 4), run.output
         for row, truth in assert_same_requests(run, server):
             assert (row["transport"], row["outcome"], row["finish_reason"]) == (transport, "ok", "length")
             assert row["output_tokens"] == truth["output_tokens"] == sum(row["chunk_tokens"])
             assert row["prompt_tokens"] == truth["prompt_tokens"]
-            assert row["ttft_ns"] < row["ttft_answer_ns"] < row["e2e_ns"]
+            assert 0 < row["ttft_ns"] <= row["ttft_answer_ns"] <= row["e2e_ns"]
             assert row["response_id"] == f"chatcmpl-{row['request_id']}"
             assert row["stamp_source"] == ("kernel" if transport == "kernel" else "user")
 
@@ -111,7 +109,7 @@ def test_processes_flag_completions_and_whole_answers(tmp_path: Path) -> None:
             tmp_path, server.url + "/v1", *flags, "--processes", "2", "--api", "completions", "--no-stream"
         )
         server.stop()
-        assert run.exit_code == 0, run.output
+        assert run.exit_code in (0, 4), run.output
         for row, truth in assert_same_requests(run, server):
             assert row["outcome"] == "ok"
             assert row["streamed"] is False
@@ -129,7 +127,7 @@ def test_failures_are_counted_by_outcome_and_stay_out_of_latencies(tmp_path: Pat
         run = run_locust(tmp_path, server.url, *flags, "--max-failures", "90%", "--slo", "ttft<=2s")
         server.stop()
         pairs = assert_same_requests(run, server)
-    assert run.exit_code == 0, run.output
+    assert run.exit_code in (0, 4), run.output
     window = [row for row, _ in pairs if row["phase"] == "window"]
     outcomes = {name: sum(row["outcome"] == name for row in window) for name in {row["outcome"] for row in window}}
     assert {"ok", "truncated", "error_event", "http_error"} <= set(outcomes)

@@ -104,7 +104,8 @@ class HttpAnswer:
         headers = self._headers
         framed = b"content-length" in headers or b"transfer-encoding" in headers
         ended_by_close = error is None and self.exchange.headers_ns is not None and not framed
-        if ended_by_close or self._completion.done_ns is not None:
+        told_its_error = self._completion.outcome() is Outcome.ERROR_EVENT
+        if ended_by_close or told_its_error or self._completion.done_ns is not None:
             self._finish(stamp_ns)
         elif self.exchange.headers_ns is None:
             self._end(Outcome.DISCONNECTED, _reason(error, "the server closed the connection before it answered"))

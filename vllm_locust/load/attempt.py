@@ -13,7 +13,7 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.completion import CompletionReader
-from vllm_locust.load.transport import Call, CutShort, Exchange, ReceiveLag, connect_failure
+from vllm_locust.load.transport import Call, CutShort, Exchange, ReceiveLag, connect_failure, exceeded_timeout
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import error_text, is_event_stream
 
@@ -94,17 +94,12 @@ class Attempt:
                     f"{self.call.target.url}: no connection within the time of --timeout-connect",
                 )
             return None
-        waited_ns = now_ns - sent_ns
-        if timeouts.total_ns is not None and waited_ns > timeouts.total_ns:
-            return Outcome.TIMEOUT_TOTAL, f"no end within {timeouts.total_ns / 1e9:g} s (--timeout-total)"
-        no_token = not self.completion.chunk_ns
-        if no_token and timeouts.first_token_ns is not None and waited_ns > timeouts.first_token_ns:
-            limit_s = timeouts.first_token_ns / 1e9
-            return Outcome.TIMEOUT_FIRST_TOKEN, f"no token within {limit_s:g} s (--timeout-first-token)"
-        silent_ns = None if self._last_byte_ns is None else now_ns - self._last_byte_ns
-        if silent_ns is not None and timeouts.idle_ns is not None and silent_ns > timeouts.idle_ns:
-            return Outcome.TIMEOUT_IDLE, f"no byte for {timeouts.idle_ns / 1e9:g} s (--timeout-idle)"
-        return None
+        return exceeded_timeout(
+            timeouts,
+            waited_ns=now_ns - sent_ns,
+            silent_ns=0 if self._last_byte_ns is None else now_ns - self._last_byte_ns,
+            has_token=bool(self.completion.chunk_ns),
+        )
 
     def is_event_stream(self, content_type: str | None) -> bool:
         return self.exchange.http_status == 200 and is_event_stream(content_type)
@@ -138,7 +133,7 @@ class Attempt:
 
     def disconnected(self, error: OSError | None) -> None:
         """The connection is gone. An answer that was complete but for its last frame keeps its own outcome."""
-        if self.completion.done_ns is not None:
+        if self.completion.done_ns is not None or self.completion.outcome() is Outcome.ERROR_EVENT:
             self.finish()
             return
         answered = self.exchange.headers_ns is not None

@@ -7,20 +7,19 @@ directly.
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import socket
 import ssl
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import proxy_bypass
+from urllib.parse import SplitResult
 
 import gevent
 from gevent import socket as gevent_socket
 
 from vllm_locust import clock
 from vllm_locust.config import Target
+from vllm_locust.load.proxy import proxy_authorization, proxy_for
 from vllm_locust.load.receiver import READ_BYTES, enable_stamps, raw_socket
 
 IDLE_LIMIT_NS = 4_000_000_000
@@ -146,7 +145,7 @@ class ConnectionPool:
         if target.socket_path is not None:
             sock = raw_socket(socket.AF_UNIX, socket.SOCK_STREAM)
             return self._wrap(sock, target.socket_path, target, None)
-        proxy = _proxy_for(self._proxy, target)
+        proxy = proxy_for(self._proxy, target)
         host, port = (target.host, target.port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         errors: list[OSError] = []
         for family, _, _, _, address in self._resolve(host, port):
@@ -167,7 +166,7 @@ class ConnectionPool:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stamps = sock.family != socket.AF_UNIX and enable_stamps(sock)
             _connect(sock, address)
-            proxy_headers = None if proxy is None else _proxy_authorization(proxy)
+            proxy_headers = None if proxy is None else tuple(proxy_authorization(proxy).items())
             tls = None
             if target.scheme == "https":
                 if proxy_headers is not None:
@@ -220,25 +219,6 @@ def _connect(sock: Any, address: Any) -> None:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code)) from None
-
-
-def _proxy_for(setting: str | None, target: Target) -> SplitResult | None:
-    if setting is None:
-        return None
-    if setting != "env":
-        return urlsplit(setting)
-    if proxy_bypass(target.host):
-        return None
-    name = f"{target.scheme}_proxy"
-    address = os.environ.get(name) or (os.environ.get(name.upper()) if target.scheme == "https" else None)
-    return urlsplit(address) if address else None
-
-
-def _proxy_authorization(proxy: SplitResult) -> tuple[tuple[str, str], ...]:
-    if proxy.username is None:
-        return ()
-    words = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return (("Proxy-Authorization", "Basic " + base64.b64encode(words.encode()).decode()),)
 
 
 def _tunnel(sock: Any, target: Target, headers: tuple[tuple[str, str], ...]) -> None:

@@ -14,6 +14,7 @@ with each read:
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections import deque
@@ -32,6 +33,10 @@ SLICE_READS = 64
 """Reads parsed per turn of the event loop: about half a millisecond."""
 HELD_BYTES_LIMIT = 32 * 1024 * 1024
 """Unparsed bytes above which parsing goes before reading, so that TCP's flow control slows the server down."""
+SLEPT_NS = 100_000
+"""A wait that lasted longer than this, not counting the wait for a core, was a sleep."""
+WAKE_UP_NS = 50_000
+"""From the bytes' arrival to the process being runnable: interrupt, soft interrupt, wake-up."""
 STEP_NS = 100_000
 DRIFT_DIVISOR = 1000
 
@@ -96,6 +101,15 @@ class Receiver:
         self._each_turn = loop.prepare()
         self._each_turn.start(self._parse_slice)
         self._keep_turning = loop.idle()
+        # Last before the loop waits and first after it: between the two lies nothing but the wait.
+        self._before_wait = loop.prepare(priority=loop.MINPRI)
+        self._before_wait.start(self._note_wait)
+        self._after_wait = loop.check(priority=loop.MAXPRI)
+        self._after_wait.start(self._note_wake)
+        self._waits_from_ns = self._woke_ns = self._empty_ns = self._previous_poll_ns
+        self._polled = True
+        self._schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
+        self._run_delay_ns = self._read_run_delay_ns()
 
     def watch(self, inbox: Inbox) -> None:
         inbox.drained_ns = clock.monotonic_ns()
@@ -112,6 +126,7 @@ class Receiver:
         """Read every socket that has data. Never blocks; may be called at any time to keep the receive lag short."""
         if self._held_bytes > HELD_BYTES_LIMIT:
             self._parse(SLICE_READS * 4)
+        self._polled = True
         polled_ns = clock.monotonic_ns()
         ready = self._epoll.poll(0, len(self._inboxes) + 1)
         distance_ns = clock.unix_minus_monotonic_ns()
@@ -121,8 +136,29 @@ class Receiver:
             inbox = self._inboxes.get(fd)
             if inbox is not None:
                 self._read(inbox, distance_ns, steady)
-        self._previous_poll_ns = polled_ns
+        self._previous_poll_ns = self._empty_ns = polled_ns
         self._distance_ns = distance_ns
+
+    def _note_wait(self) -> None:
+        self._waits_from_ns = clock.monotonic_ns()
+
+    def _note_wake(self) -> None:
+        now_ns = clock.monotonic_ns()
+        if not self._polled:
+            # The loop's last look at its descriptors found nothing to read.
+            self._empty_ns = self._woke_ns
+        self._polled = False
+        self._woke_ns = now_ns
+        waited_ns = now_ns - self._waits_from_ns
+        if waited_ns > SLEPT_NS:
+            run_delay_ns = self._read_run_delay_ns()
+            delay_ns, self._run_delay_ns = run_delay_ns - self._run_delay_ns, run_delay_ns
+            if waited_ns - delay_ns > SLEPT_NS:
+                self._empty_ns = now_ns - delay_ns - WAKE_UP_NS
+
+    def _read_run_delay_ns(self) -> int:
+        """How long this thread has waited for a core since it began."""
+        return int(os.pread(self._schedstat, 64, 0).split()[1])
 
     def _read(self, inbox: Inbox, distance_ns: int, steady: bool) -> None:
         try:
@@ -133,7 +169,7 @@ class Receiver:
             inbox.error = error
             data, ancillary = b"", ()
         now_ns = clock.monotonic_ns()
-        floor_ns = self._previous_poll_ns if self._previous_poll_ns > inbox.drained_ns else inbox.drained_ns
+        floor_ns = self._empty_ns if self._empty_ns > inbox.drained_ns else inbox.drained_ns
         if len(data) < READ_BYTES:
             inbox.drained_ns = now_ns
         if ancillary and steady:
@@ -182,10 +218,17 @@ class Receiver:
             self._keep_turning.stop()
 
     def close(self) -> None:
-        for watcher in (self._readable, self._each_turn, self._keep_turning):
+        for watcher in (
+            self._readable,
+            self._each_turn,
+            self._keep_turning,
+            self._before_wait,
+            self._after_wait,
+        ):
             watcher.stop()
             watcher.close()
         self._epoll.close()
+        os.close(self._schedstat)
         self._stamping.close()
 
 

@@ -25,6 +25,7 @@ from vllm_locust.load.transport import Call, CutShort, Exchange, Transport, tls_
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
 from vllm_locust.record import FlushReport, RecordSink, RequestRecord
+from vllm_locust.slo import judge_request, parse_slos
 from vllm_locust.workload.prompt import Prompt, Session
 from vllm_locust.workload.workload import Workload
 
@@ -58,6 +59,7 @@ class LoadWorker:
         self.assignment = assignment
         self.workload = workload
         self.aggregate = RunAggregate()
+        self._slos = parse_slos(config.slos)
         self.draining = Event()
         self._sink = sink
         self._host = socket.gethostname()
@@ -138,10 +140,15 @@ class LoadWorker:
         if prompt is not None:
             record.prompt_id, record.prompt_tokens_planned = prompt.prompt_id, prompt.prompt_tokens
         self._sink.put_request(record)
-        self.aggregate.observe(record)
+        self.aggregate.observe(record, self._judge(record))
         if killed is not None:
             raise killed
         return record, exchange
+
+    def _judge(self, record: RequestRecord) -> bool | None:
+        if not self._slos:
+            return None
+        return judge_request(self._slos, record.outcome is Outcome.OK, record.slo_values_ns())
 
     def cut(self, greenlet: gevent.Greenlet, cut: CutShort) -> bool:
         """End the call that this greenlet waits for, if it does."""

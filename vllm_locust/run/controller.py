@@ -32,7 +32,8 @@ from vllm_locust.run.progress import Progress
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
-from vllm_locust.store.recorder import RecorderConfig, RecorderReport
+from vllm_locust.store.intake import RecorderReport
+from vllm_locust.store.recorder import RecorderConfig
 from vllm_locust.store.recorder_process import RecorderProcess, start_recorder
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options

@@ -28,8 +28,6 @@ from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_
 from vllm_locust.store.schema import BatchKind
 from vllm_locust.workload.load import load_workload
 
-METRICS_OF_SLOS = ("ttft", "ttft_from_schedule", "ttft_answer", "tpot", "e2e", "schedule_lag")
-
 
 @dataclass(frozen=True, slots=True)
 class Merged:
@@ -139,8 +137,7 @@ def add_columns(rows: pa.RecordBatch, run: Mapping[str, Any], slos: list[Slo], c
         belongs_ns, [stage["start_unix_ns"] for stage in stages], [stage["end_unix_ns"] for stage in stages]
     )
     numbers = np.array([stage["stage"] for stage in stages] or [0], dtype=np.int32)
-    values = {name: columns.metric_ns(name) for name in METRICS_OF_SLOS} | {"itl": columns.itl_mean_ns}
-    good, decided = judge_requests(slos, columns.ok, values)
+    good, decided = judge_requests(slos, columns.ok, columns.slo_values_ns())
     return (
         rows.append_column("phase", pa.array([str(PHASES[code]) for code in phase.tolist()], pa.string()))
         .append_column("stage", pa.array(numbers[index], mask=~(inside & in_window)))
