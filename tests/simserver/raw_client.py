@@ -162,7 +162,9 @@ class Server:
             client.close()
 
     def truths(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.truth_path.read_text().splitlines()]
+        """A line that is being written at this moment is not there yet."""
+        complete, _, _unfinished = self.truth_path.read_text().rpartition("\n")
+        return [json.loads(line) for line in complete.splitlines()]
 
     def truth(self, request_id: str) -> dict[str, Any]:
         """The one line of this request, which may be written a moment after its last byte was read."""

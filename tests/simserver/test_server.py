@@ -261,6 +261,7 @@ def test_keys_guard_v1_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             refused = server.ask(CHAT, chat(), headers)
             assert (refused.status, refused.body) == (401, b'{"error":"Unauthorized"}')
             assert [name for name, _ in refused.headers] == ["date", "server", "content-length", "content-type"]
+        assert [(truth["http_status"], truth["outcome"]) for truth in server.truths()] == [(401, "http_error")] * 2
         assert server.ask("/v1/models").status == 401
         assert [server.ask(path).status for path in ("/health", "/metrics")] == [200, 200]
         assert server.ask(CHAT, chat(), {"authorization": "Bearer secret"}).status == 200

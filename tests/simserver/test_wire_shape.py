@@ -130,6 +130,18 @@ def test_unreadable_bodies(fast: Server) -> None:
     assert broken.status == 400
     assert shape(broken.json()) == shape(json.loads(_error_samples()["body is not json"][2]))
     assert fast.ask("/v1/chat/completions", b"[]").status == 400
+    odd: list[dict[str, object]] = [
+        {"stream": True, "stream_options": [1]},
+        {"tools": [1]},
+        {"messages": "text"},
+        {"messages": []},
+        {"max_tokens": "many"},
+        {"n": 0},
+        {"min_tokens": 6},
+        {"logprobs": True, "top_logprobs": "all"},
+    ]
+    for body in odd:
+        assert fast.ask("/v1/chat/completions", chat(**body)).status == 400, body
 
 
 def test_paths_and_methods(fast: Server) -> None:

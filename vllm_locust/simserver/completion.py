@@ -86,7 +86,7 @@ def parse_completion(api: Api, raw: bytes, model: str, max_model_len: int) -> Co
             f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature)
         )
     stream = bool(body.get("stream"))
-    options = body.get("stream_options") or {}
+    options = _mapping(body, "stream_options")
     if options and not stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
     prompts = _prompts(api, body[required])
@@ -138,6 +138,15 @@ def _prompt_tokens(value: object) -> list[str]:
     if isinstance(value, list) and all(isinstance(item, int) for item in value):
         return [f"w{item:05d}" for item in value]
     raise _validation_error("string_type", "body.prompt", "Input should be a valid string", 1)
+
+
+def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise _validation_error(
+            "model_attributes_type", f"body.{name}", "Input should be a valid dictionary", len(body)
+        )
+    return value
 
 
 def _positive(body: Mapping[str, Any], name: str) -> int | None:
@@ -195,8 +204,10 @@ def _min_tokens(body: Mapping[str, Any], max_tokens: int) -> int:
 def _top_logprobs(api: Api, body: Mapping[str, Any]) -> int | None:
     value = body.get("logprobs")
     if api == "chat":
-        return int(body.get("top_logprobs") or 0) if value else None
-    return None if value is None else int(value)
+        value = (body.get("top_logprobs") or 0) if value else None
+    if value is not None and not isinstance(value, int):
+        raise bad_request(f"logprobs must be a number of alternatives, got {value}.", "logprobs", value)
+    return value
 
 
 def _tool_name(body: Mapping[str, Any]) -> str | None:
@@ -206,4 +217,7 @@ def _tool_name(body: Mapping[str, Any]) -> str | None:
     if not isinstance(tools, Sequence) or not tools or choice == "none":
         return None
     chosen = choice if isinstance(choice, Mapping) else tools[0]
-    return str(chosen.get("function", {}).get("name"))
+    function = chosen.get("function") if isinstance(chosen, Mapping) else None
+    if not isinstance(function, Mapping) or "name" not in function:
+        raise _validation_error("missing", "body.tools.0.function.name", "Field required", len(body))
+    return str(function["name"])

@@ -69,7 +69,7 @@ class Exchange:
         if self._has("json"):
             self.truth.fault_happened = self.completion.stream
         elif self.fault is not None and self.fault.name in ALWAYS:
-            self.truth.fault_happened = self._streaming
+            self.truth.fault_happened = self._streaming or self.fault.name in ("no_usage", "close_framing")
 
     def start(self) -> None:
         for choice in self.choices:
@@ -126,12 +126,10 @@ class Exchange:
             if all(one.complete for one in self.choices):
                 self._answer_whole()
             return
-        waiting = choice.request.generated - choice.sent
-        if choice.sent == 0 or waiting >= self.options.stream_interval or choice.complete or self._at_boundary(choice):
+        generated = choice.request.generated
+        due = generated - choice.sent >= self.options.stream_interval
+        if due or choice.sent == 0 or generated >= choice.next_boundary():
             self._send(choice)
-
-    def _at_boundary(self, choice: Choice) -> bool:
-        return choice.request.generated >= choice.next_boundary()
 
     def _send(self, choice: Choice) -> None:
         """Everything that this choice has ready, in as few chunks as its kinds allow."""

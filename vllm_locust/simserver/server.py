@@ -256,6 +256,12 @@ class SimServer:
     def _unauthorized(self, http: HttpRequest, connection: Connection) -> None:
         body = orjson.dumps({"error": "Unauthorized"})
         headers = [("content-length", str(len(body))), ("content-type", JSON), *close_headers(http)]
+        if http.path in COMPLETION_PATHS:
+            self._requests += 1
+            truth = self._new_truth(http)
+            truth.http_status, truth.outcome = int(HTTPStatus.UNAUTHORIZED), Outcome.HTTP_ERROR
+            truth.ended_mono_ns = clock.monotonic_ns()
+            self._truth_log.write(truth)
         connection.write(head(HTTPStatus.UNAUTHORIZED, headers) + body)
         connection.end(End.KEEP if http.keep_alive else End.CLOSE)
 
