@@ -154,7 +154,7 @@ class LoadWorker:
         """End the call that this greenlet waits for, if it does."""
         if greenlet not in self._calls:
             return False
-        gevent.kill(greenlet, cut, block=False)
+        greenlet.kill(cut, block=False)
         return True
 
     def _exchange(self, call: Call) -> tuple[Exchange, gevent.GreenletExit | None]:

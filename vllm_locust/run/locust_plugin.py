@@ -73,7 +73,7 @@ def _exit_with(error: VllmLocustError) -> None:
 
 def _interrupt_main() -> None:
     """What Ctrl-C does in Locust, once our own ending is over."""
-    gevent.kill(gevent.get_hub().parent, KeyboardInterrupt(), block=False)
+    gevent.kill(gevent.get_hub().parent, KeyboardInterrupt())
 
 
 class _WorkerProcess:
