@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parents[2]
 CHAT = str(ROOT / "locustfiles" / "chat.py")
-FAST = ("--first-token-ms", "5", "--token-interval-ms", "2")
+FAST = ("--first-token-ms", "5", "--token-interval-ms", "4")
 """A server without a queue, so that a run of a few seconds has hundreds of requests."""
 
 
@@ -93,6 +93,21 @@ def environment(**extra: str) -> dict[str, str]:
     """Without what the developer's own shell may have set."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_LOCUST_", "LOCUST_", "OPENAI_"))}
     return kept | extra
+
+
+def processes(count: int) -> tuple[str, ...]:
+    """Flags for ``--processes`` with a port of their own, so that two runs on one machine do not meet."""
+    port = str(free_port())
+    return (
+        "--processes",
+        str(count),
+        "--master-bind-host",
+        "127.0.0.1",
+        "--master-bind-port",
+        port,
+        "--master-port",
+        port,
+    )
 
 
 def start_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> subprocess.Popen[str]:

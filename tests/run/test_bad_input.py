@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.simulated import FAST, SimServer, free_port, run_locust, simserver
+from tests.run.simulated import FAST, SimServer, free_port, processes, run_locust, simserver
 
 SHORT = ("-u", "1", "-r", "1", "-t", "1s")
 
@@ -85,14 +85,14 @@ def test_a_wrong_address(server: SimServer, tmp_path: Path, address: str | None,
 
 
 def test_workers_end_with_a_master_that_refuses(server: SimServer, tmp_path: Path) -> None:
-    run = run_locust(tmp_path, server.url, *SHORT, "--processes", "2", "--model", "nope", OPENAI_API_KEY="right")
+    run = run_locust(tmp_path, server.url, *SHORT, *processes(2), "--model", "nope", OPENAI_API_KEY="right")
     assert run.exit_code == 2, run.output
 
 
 def test_the_key_is_nowhere_in_the_results(server: SimServer, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("right\n", encoding="utf-8")
-    flags = ("--api-key-file", str(key_file), "--warmup-requests", "1", "--processes", "2")
+    flags = ("--api-key-file", str(key_file), "--warmup-requests", "1", *processes(2))
     run = run_locust(tmp_path, server.url, "-u", "2", "-r", "2", "-t", "1s", *flags)
     assert run.exit_code in (0, 4), run.output
     assert run.requests()

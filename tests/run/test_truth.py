@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.simulated import FAST, LocustRun, SimServer, run_distributed, run_locust, simserver
+from tests.run.simulated import FAST, LocustRun, SimServer, processes, run_distributed, run_locust, simserver
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -105,9 +105,7 @@ def test_every_transport_gives_the_same_records(tmp_path: Path, transport: str) 
 def test_processes_flag_completions_and_whole_answers(tmp_path: Path) -> None:
     with simserver(tmp_path, *FAST) as server:
         flags = ("-u", "8", "-r", "8", "-t", "2s", "--warmup-requests", "8", "--max-tokens", "20")
-        run = run_locust(
-            tmp_path, server.url + "/v1", *flags, "--processes", "2", "--api", "completions", "--no-stream"
-        )
+        run = run_locust(tmp_path, server.url + "/v1", *flags, *processes(2), "--api", "completions", "--no-stream")
         server.stop()
         assert run.exit_code in (0, 4), run.output
         for row, truth in assert_same_requests(run, server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -38,9 +39,11 @@ def _address(simserver: subprocess.Popen[str]) -> str:
 
 
 def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> int:
+    port = str(_free_port())
     command = [
         *(sys.executable, "-m", "locust", "-f", str(shipped_path("chat.py"))),
         *("--host", address, "--headless", "--only-summary", "--processes", str(WORKERS)),
+        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port),
         *("-u", str(users), "-r", str(users), "-t", duration, "--warmup-requests", str(users)),
         *("--slo", "ttft<=500ms", "--slo", "tpot<=50ms", "--run-name", "demo"),
     ]
@@ -50,6 +53,13 @@ def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> i
     code = _wait_for(subprocess.Popen(command, stdin=subprocess.DEVNULL))
     _tell_report(run_dir)
     return code
+
+
+def _free_port() -> int:
+    """Locust's own default may be taken by another run on this machine."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def _wait_for(locust: subprocess.Popen[bytes]) -> int:
