@@ -11,6 +11,8 @@ from vllm_locust import ChatUser
 
 
 class Conversation(ChatUser):
+    holds_sessions = True
+
     @task
     def hold_next(self) -> None:
         self.hold_session(self.next_session())

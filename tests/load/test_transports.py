@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.certificates import Certificate, make_certificate
 from tests.load.driving import Facts, call, drive
 from tests.load.scripted_server import End, Request, ScriptedServer, Step, chunked, head, serving, whole
 from tests.load.stream_cases import ABC, BUSY
@@ -202,31 +202,31 @@ def test_a_proxy_that_is_asked_for_gets_the_whole_address(transport: str, server
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost that is its own authority, and one for the client, likewise."""
-    directory = tmp_path_factory.mktemp("tls")
-    for name in ("server", "client"):
-        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
-        subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        command = ["openssl", "req", "-x509", "-days", "2", *key, *subject, "-out", f"{name}.pem"]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True)
-    return directory
+def server_certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def client_certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"), "client")
 
 
 @pytest.fixture
-def tls_server(certificates: Path) -> Iterator[ScriptedServer]:
+def tls_server(server_certificate: Certificate, client_certificate: Certificate) -> Iterator[ScriptedServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
-    context.load_verify_locations(certificates / "client.pem")
+    context.load_cert_chain(server_certificate.cert, server_certificate.key)
+    context.load_verify_locations(client_certificate.ca)
     context.verify_mode = ssl.CERT_OPTIONAL
     with serving(SCRIPTS, tls=context) as server:
         yield server
 
 
-def test_tls(transport: str, tls_server: ScriptedServer, certificates: Path) -> None:
+def test_tls(
+    transport: str, tls_server: ScriptedServer, server_certificate: Certificate, client_certificate: Certificate
+) -> None:
     address = url(tls_server, "localhost", "https")
-    own: dict[str, Any] = {"ca_file": str(certificates / "server.pem")}
-    with_client = {**own, "cert_file": str(certificates / "client.pem"), "key_file": str(certificates / "client.key")}
+    own: dict[str, Any] = {"ca_file": str(server_certificate.ca)}
+    with_client = {**own, "cert_file": str(client_certificate.cert), "key_file": str(client_certificate.key)}
     for name, tls in [("ca", own), ("client", with_client), ("insecure", {"insecure": True})]:
         names = [f"good/{name}1", f"slow/{name}2", f"error_event/{name}3"]
         facts = drive(transport, [[call(each, address) for each in names]], tls=tls)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import make_certificate
 from tests.simserver.conftest import FAST
 from tests.simserver.raw_client import Client, Server, chat, request_bytes, running, stream
 from vllm_locust.errors import UsageError
@@ -320,10 +320,8 @@ def test_sigterm_ends_streams_with_abort_and_loses_no_truth(tmp_path: Path) -> N
 
 
 def test_unix_socket_and_tls(tmp_path: Path) -> None:
-    key, certificate, path = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "s.sock"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout"
-    subprocess.run([*command.split(), str(key), "-out", str(certificate)], check=True, capture_output=True)
-    flags = ("--uds", str(path), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    path, made = tmp_path / "s.sock", make_certificate(tmp_path)
+    flags = ("--uds", str(path), "--ssl-certfile", str(made.cert), "--ssl-keyfile", str(made.key))
     with running(tmp_path, *FAST, *flags) as server:
         assert server.ready == f"READY https://127.0.0.1:{server.port}/v1 model=sim\n"
         local = socket.socket(socket.AF_UNIX)
@@ -331,10 +329,9 @@ def test_unix_socket_and_tls(tmp_path: Path) -> None:
         client = Client(local)
         assert client.ask(CHAT, stream()).events()[-1] == "[DONE]"
         client.close()
-        context = ssl.create_default_context(cafile=str(certificate))
-        context.check_hostname = False
+        context = ssl.create_default_context(cafile=str(made.ca))
         raw = socket.create_connection(("127.0.0.1", server.port))
-        client = Client(context.wrap_socket(raw))
+        client = Client(context.wrap_socket(raw, server_hostname="localhost"))
         assert client.ask(CHAT, stream(), {"X-Request-Id": "tls"}).events()[-1] == "[DONE]"
         assert server.truth("tls")["output_tokens"] == 5
         client.close()

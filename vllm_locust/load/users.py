@@ -85,6 +85,8 @@ class ChatUser(User):
     """
 
     abstract = True
+    holds_sessions = False
+    """Set it in a class that calls ``next_session``: what sessions need is then read before the load starts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,12 +100,18 @@ class ChatUser(User):
         return self._random.uniform(low_ns, high_ns) / 1e9
 
     def next_prompt(self) -> Prompt:
-        """The next prompt of the workload; never one that another worker gets too."""
-        return self._load.next_prompt()
+        """The next prompt of the workload; never one that another worker gets too. The user ends with the workload."""
+        prompt = self._load.next_prompt()
+        if prompt is None:
+            raise StopUser
+        return prompt
 
     def next_session(self) -> Session:
-        """The next conversation of the workload, its turns in order."""
-        return self._load.next_session()
+        """The next conversation of the workload, its turns in order. The user ends with the workload."""
+        session = self._load.next_session()
+        if session is None:
+            raise StopUser
+        return session
 
     def stop(self, force: bool = False) -> bool:
         """Locust's way to stop a user. One whose request is running has it cut short and recorded, then ends."""

@@ -83,16 +83,16 @@ class LoadWorker:
     def next_user_id(self) -> int:
         return next(self._users)
 
-    def next_prompt(self) -> Prompt:
-        """The next prompt of this worker's share, whichever of its users asks."""
+    def next_prompt(self) -> Prompt | None:
+        """The next prompt of this worker's share, whichever of its users asks; None when a finite workload is used up."""
         if self._prompts is None:
-            self._prompts = iter(self.workload.prompts(**self._share()))
-        return next(self._prompts)
+            self._prompts = self.workload.prompts(**self._share())
+        return next(self._prompts, None)
 
-    def next_session(self) -> Session:
+    def next_session(self) -> Session | None:
         if self._sessions is None:
-            self._sessions = iter(self.workload.sessions(**self._share()))
-        return next(self._sessions)
+            self._sessions = self.workload.sessions(**self._share())
+        return next(self._sessions, None)
 
     def _share(self) -> dict[str, int]:
         return {"seed": self.config.seed, "share": self.assignment.share, "shares": self.assignment.shares}

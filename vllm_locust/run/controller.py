@@ -184,10 +184,13 @@ class RunController:
         self._phase = "window"
         length_ns = self._config.window_ns
         while length_ns is None or clock.monotonic_ns() - start_ns < length_ns:
+            if self._all_users_ended():
+                break
             left_ns = None if length_ns is None else length_ns - (clock.monotonic_ns() - start_ns)
             self._show(None if left_ns is None else left_ns / 1e9)
             gevent.sleep(POLL_S if left_ns is None else min(POLL_S, max(0, left_ns) / 1e9))
-        self.finish(None)
+        used_up = length_ns is not None and clock.monotonic_ns() - start_ns < length_ns
+        self.finish("every user has ended: the workload is used up" if used_up else None)
         finish_locust()
 
     def _warm_up(self) -> None:
@@ -196,8 +199,14 @@ class RunController:
         while clock.monotonic_ns() - started_ns < self._config.warmup_time_ns or not self._spawned.is_set():
             if self._spawned.is_set() and self._completed() >= self._config.warmup_requests:
                 return
+            if self._spawned.is_set() and self._all_users_ended():
+                return
             self._show(None)
             gevent.sleep(POLL_S)
+
+    def _all_users_ended(self) -> bool:
+        """The users of a finite workload end with it. A worker that is away for a moment shows none either."""
+        return self._messenger.users == 0 and set(self._workers) <= set(self._messenger.worker_ids())
 
     def _completed(self) -> int:
         known = [self._snapshots.of_worker(worker_id) for worker_id in self._snapshots.worker_ids]

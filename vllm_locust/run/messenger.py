@@ -35,6 +35,16 @@ class Messenger:
     def own_id(self) -> str:
         return str(self._runner.client_id)
 
+    @property
+    def users(self) -> int:
+        """Users alive on all workers."""
+        return int(self._runner.user_count)
+
+    @property
+    def sessions_wanted(self) -> bool:
+        """Whether a user class of the locustfile holds whole conversations."""
+        return any(getattr(cls, "holds_sessions", False) for cls in self._runner.user_classes)
+
     def on(self, kind: str, handler: Handler) -> None:
         """Register the handler of a kind of message."""
         if not isinstance(self._runner, MasterRunner | WorkerRunner):

@@ -71,6 +71,9 @@ class WorkerSide:
         )
         if workload.fingerprint != payload["workload_fingerprint"]:
             raise UsageError(f"--workload {config.workload}: this worker's differs from the master's; copy it anew")
+        if self._messenger.sessions_wanted:
+            # Their later turns are counted at the first call, which takes long with a tokenizer.
+            workload.sessions(seed=config.seed, share=payload["share"], shares=payload["shares"])
         worker_id = self._messenger.own_id
         url = self._own_redis_url or payload["redis_url"]
         self._check_reachable(url)
