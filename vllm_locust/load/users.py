@@ -123,7 +123,15 @@ class ChatUser(User):
 
     def ask(self, prompt: Prompt, *, name: str | None = None, **body: Any) -> ChatAnswer:
         """Send a prompt of the workload with its recorded answer's length as the limit."""
-        return self._send(prompt.messages, prompt.output_tokens, name, body, prompt=prompt)
+        return self._send(
+            prompt.messages,
+            prompt.output_tokens,
+            name,
+            body,
+            prompt=prompt,
+            conversation_id=prompt.conversation_id,
+            turn=prompt.turn,
+        )
 
     def chat(
         self,
