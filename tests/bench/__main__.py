@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -51,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tries", type=int, default=None, help="runs at most where neighbours disturb them (default: 3)"
     )
     parser.add_argument(
-        "--realtime-client", action="store_true", help="the client too runs under SCHED_FIFO (needs root)"
+        "--priority", action="store_true", help="the client goes before its neighbours: SCHED_FIFO or nice (needs root)"
     )
     parser.add_argument(
         "--limit", type=float, default=None, help="tokens/s for the overload case when ceiling is not run"
@@ -90,28 +92,43 @@ def _usable(names: Sequence[str], results: Results) -> list[Client]:
 def _run_cases(
     chosen: Sequence[str], bench: cases.Bench, clients: Sequence[Client], args: argparse.Namespace, results: Results
 ) -> None:
+    """Rows are added as they come, so that a run that is cut short keeps what it has."""
     own = [client for client in clients if client.name.startswith("vllm-locust")]
     kernel = next((client for client in own if client.name.endswith("kernel")), None)
-    yardstick = next((client for client in clients if client.name == "epoll-c"), None)
     if "matrix" in chosen:
         default = "100,1000" if args.quick else "100,500,1000,2000"
-        results.rows += cases.matrix(bench, clients, [int(n) for n in (args.streams or default).split(",")])
+        for row in cases.matrix(bench, clients, [int(n) for n in (args.streams or default).split(",")]):
+            results.add(row)
     if "ceiling" in chosen:
-        for client in (c for c in (yardstick, kernel) if c is not None):
-            rows, limit = cases.ceiling(bench, client)
-            results.rows += rows
-            results.limits[client.name] = limit
-    limit = args.limit or (results.limits.get(kernel.name) if kernel else None)
-    if "overload" in chosen and kernel is not None and limit is not None:
-        results.rows += cases.overload(bench, kernel, limit)
+        for client in clients:
+            if client is kernel or client.name == "epoll-c":
+                for row in cases.ceiling(bench, client):
+                    results.add(row)
+                results.limits[client.name] = cases.highest_within(results.rows, client.name)
+    if kernel is None:
+        return
+    limit = args.limit or results.limits.get(kernel.name)
+    if "overload" in chosen and limit is not None:
+        results.add(cases.overload(bench, kernel, limit))
     if "hog" in chosen:
-        results.rows += cases.hog(bench, own)
-    if "linearity" in chosen and kernel is not None:
-        results.doublings += cases.linearity(bench, kernel)
+        for row in cases.hog(bench, own):
+            results.add(row)
+    if "linearity" in chosen:
+        results.doublings.extend(cases.linearity(bench, kernel))
+
+
+def _write(results: Results, output: Path) -> None:
+    print(text_table(results.rows))
+    for line in doubling_lines(results.doublings):
+        print("  ".join(line))
+    output.write_text(markdown(results))
+    output.with_suffix(".json").write_text(as_json(results))
+    print(f"\nwritten: {output}")
 
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every context ends what it started
     clients = _chosen(
         args.clients, list(CLIENTS), ["epoll", "kernel", "openai"] if args.quick else list(CLIENTS), "--clients"
     )
@@ -122,20 +139,16 @@ def main(argv: Sequence[str]) -> int:
         versions={},
         command=shlex.join(["python", "-m", "tests.bench", *argv]),
     )
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+        stack.callback(_write, results, args.output)
         bench = cases.Bench(
             work=(args.work or Path(scratch)).resolve(),
-            placement=default_placement(args.realtime_client),
+            placement=default_placement(args.priority),
             window_s=args.window or (4.0 if args.quick else 8.0),
             tries=args.tries or (1 if args.quick else 3),
         )
         _run_cases(chosen, bench, _usable(clients, results), args, results)
-    print(text_table(results.rows))
-    for line in doubling_lines(results.doublings):
-        print("  ".join(line))
-    args.output.write_text(markdown(results))
-    args.output.with_suffix(".json").write_text(as_json(results))
-    print(f"\nwritten: {args.output}")
     return 0 if any(not isinstance(row.run, str) for row in results.rows) or results.doublings else 1
 
 

@@ -17,6 +17,7 @@ from tests.bench.truth import Schedule
 SERVER_LIMIT_TOKENS_PER_S = 120_000
 """What the truth server sends on schedule with room to spare."""
 CEILING_ERROR_MS = 0.05
+WITHIN = "within"
 _REQUEST_S = 5.0
 
 
@@ -31,7 +32,7 @@ class Bench:
 
     def beside_neighbours(self) -> Bench:
         """For cases that disturb the client on purpose: no repeats, and no priority over what disturbs it."""
-        return replace(self, tries=1, placement=replace(self.placement, realtime_client=False))
+        return replace(self, tries=1, placement=replace(self.placement, priority=False))
 
     def run(self, client: Client, plan: Plan, label: str) -> Run | str:
         """The run, or the reason why there is none."""
@@ -69,9 +70,8 @@ def matrix_schedule(streams: int, window_s: float) -> Schedule:
     return Schedule(tokens=min(5_000_000, round((window_s - 1) * 1e6)) // gap_us, gap_us=gap_us)
 
 
-def matrix(bench: Bench, clients: Sequence[Client], streams: Iterable[int]) -> list[Row]:
+def matrix(bench: Bench, clients: Sequence[Client], streams: Iterable[int]) -> Iterator[Row]:
     """Every client at every number of streams: 50 chunks/s each, 25 above 1,000 streams."""
-    rows = []
     for count in streams:
         schedule = matrix_schedule(count, bench.window_s)
         yardstick: float | None = None
@@ -79,38 +79,43 @@ def matrix(bench: Bench, clients: Sequence[Client], streams: Iterable[int]) -> l
             run = bench.run(client, Plan(schedule, count, bench.window_s), f"matrix-{count}")
             if client.name == "epoll-c" and isinstance(run, Run):
                 yardstick = run.cpu_us_per_token
-            rows.append(Row("matrix", client.name, count, 1e6 / schedule.gap_us, run, yardstick))
-    return rows
+            yield Row("matrix", client.name, count, 1e6 / schedule.gap_us, run, yardstick)
 
 
-def ceiling(
-    bench: Bench, client: Client, *, streams: int = 1000, start: float = 50_000
-) -> tuple[list[Row], float | None]:
+def ceiling(bench: Bench, client: Client, *, streams: int = 1000, start: float = 50_000) -> Iterator[Row]:
     """The highest load whose chunk times are right to 0.05 ms at p99: up in steps of 20 %, then halving the step."""
-    rows, good, bad = [], None, None
-    rate, step = start, 0.2
+    good: float | None = None
+    bad: float | None = None
+    rate = start
     for _ in range(12):
         schedule = schedule_for(streams, rate)
         run = bench.run(client, Plan(schedule, streams, min(bench.window_s, 6.0)), f"ceiling-{rate:.0f}")
         fits = isinstance(run, Run) and _within_ceiling(run)
-        rows.append(
-            Row("ceiling", client.name, streams, 1e6 / schedule.gap_us, run, note="within" if fits else "beyond")
-        )
+        yield Row("ceiling", client.name, streams, 1e6 / schedule.gap_us, run, note=WITHIN if fits else "beyond")
         if fits:
             good = rate
         else:
             bad = rate
+        if (bad is None and rate == SERVER_LIMIT_TOKENS_PER_S) or (bad and good and bad / good < 1.05):
+            return
         if bad is None:
-            rate = min(rate * (1 + step), SERVER_LIMIT_TOKENS_PER_S)
-            if good == rate:
-                break
+            rate = min(rate * 1.2, SERVER_LIMIT_TOKENS_PER_S)
         elif good is None:
             rate /= 1.3
-        elif bad / good < 1.05:
-            break
         else:
             rate = (good + bad) / 2
-    return rows, good
+
+
+def highest_within(rows: Iterable[Row], client: str) -> float | None:
+    """Tokens/s of the highest load that was within the ceiling's error."""
+    return max(
+        (
+            row.run.offered_tokens_per_s
+            for row in rows
+            if row.case == "ceiling" and row.client == client and row.note == WITHIN and isinstance(row.run, Run)
+        ),
+        default=None,
+    )
 
 
 def _within_ceiling(run: Run) -> bool:
@@ -119,7 +124,7 @@ def _within_ceiling(run: Run) -> bool:
     return error is not None and error.p99 <= CEILING_ERROR_MS and reached
 
 
-def overload(bench: Bench, client: Client, limit_tokens_per_s: float) -> list[Row]:
+def overload(bench: Bench, client: Client, limit_tokens_per_s: float) -> Row:
     """Twice what the process carries: by rate, and where the server cannot send that, by hogs on the client's core."""
     rate = min(2 * limit_tokens_per_s, SERVER_LIMIT_TOKENS_PER_S)
     hogs = round(2 * limit_tokens_per_s / rate) - 1
@@ -128,18 +133,17 @@ def overload(bench: Bench, client: Client, limit_tokens_per_s: float) -> list[Ro
     with cpu_hogs(bench.placement.client_core, hogs):
         run = shared.run(client, Plan(schedule, 1000, bench.window_s), "overload")
     note = f"{rate:,.0f} tokens/s offered, {hogs} CPU hogs beside it"
-    return [Row("overload", client.name, 1000, 1e6 / schedule.gap_us, run, note=note)]
+    return Row("overload", client.name, 1000, 1e6 / schedule.gap_us, run, note=note)
 
 
-def hog(bench: Bench, clients: Sequence[Client], streams: int = 200) -> list[Row]:
+def hog(bench: Bench, clients: Sequence[Client], streams: int = 200) -> Iterator[Row]:
     """The same load without and with a busy neighbour on the client's core."""
-    rows, shared = [], bench.beside_neighbours()
+    shared = bench.beside_neighbours()
     for client in clients:
         for hogs in (0, 1):
             with cpu_hogs(bench.placement.client_core, hogs):
                 run = shared.run(client, Plan(Schedule(), streams, bench.window_s), f"hog-{hogs}")
-            rows.append(Row("hog", client.name, streams, 50.0, run, note="CPU hog on its core" if hogs else "alone"))
-    return rows
+            yield Row("hog", client.name, streams, 50.0, run, note="CPU hog on its core" if hogs else "alone")
 
 
 @contextmanager
@@ -171,7 +175,7 @@ class Doubling:
         return self.cpu_us_double / self.cpu_us
 
 
-def linearity(bench: Bench, client: Client) -> list[Doubling]:
+def linearity(bench: Bench, client: Client) -> Iterator[Doubling]:
     """1 MB prompts, 300 kB events, 100,000-token answers, each beside its half."""
     calm = replace(bench, tries=1)
 
@@ -191,8 +195,7 @@ def linearity(bench: Bench, client: Client) -> list[Doubling]:
         schedule = Schedule(tokens=tokens, gap_us=200)
         return cpu(Plan(schedule, 4, schedule.request_s - 4), f"answer-{tokens}", tokens)
 
-    return [
-        Doubling(client.name, "prompt of 0.5 and 1 MB", "request", prompt(500_000), prompt(1_000_000)),
-        Doubling(client.name, "events of 150 and 300 kB", "event", event(150_000), event(300_000)),
-        Doubling(client.name, "answers of 50,000 and 100,000 tokens", "answer", answer(50_000), answer(100_000)),
-    ]
+    name = client.name
+    yield Doubling(name, "prompt of 0.5 and 1 MB", "request", prompt(500_000), prompt(1_000_000))
+    yield Doubling(name, "event of 150 and 300 kB", "event", event(150_000), event(300_000))
+    yield Doubling(name, "answer of 50,000 and 100,000 tokens", "answer", answer(50_000), answer(100_000))

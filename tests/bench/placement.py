@@ -20,10 +20,13 @@ class Placement:
     server_core: int
     realtime_server: bool
     """The truth server runs under SCHED_FIFO, so that what shares its core cannot delay it."""
-    realtime_client: bool = False
+    priority: bool = False
+    """The client goes before its neighbours: one process under SCHED_FIFO, several with a low nice value, since under
+    SCHED_FIFO they would starve each other."""
 
-    def client_argv(self, argv: list[str]) -> list[str]:
-        return [*_pin(self.client_core, self.realtime_client), *argv]
+    def client_argv(self, argv: list[str], *, alone: bool) -> list[str]:
+        nice = ["nice", "-n", "-15"] if self.priority and not alone else []
+        return [*_pin(self.client_core, self.priority and alone), *nice, *argv]
 
     def server_argv(self, argv: list[str]) -> list[str]:
         return [*_pin(self.server_core, self.realtime_server), *argv]
@@ -36,7 +39,7 @@ def _pin(core: int, realtime: bool) -> list[str]:
     return ["taskset", "-c", str(core), *(["chrt", "-f", "10"] if realtime else [])]
 
 
-def default_placement(realtime_client: bool) -> Placement:
+def default_placement(priority: bool) -> Placement:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise RuntimeError("the benchmark needs two cores, one for the client and one for the server")
@@ -44,11 +47,9 @@ def default_placement(realtime_client: bool) -> Placement:
         shutil.which("chrt") is not None
         and subprocess.run(["chrt", "-f", "10", "true"], capture_output=True).returncode == 0
     )
-    if realtime_client and not can:
-        raise RuntimeError(
-            "--realtime-client needs chrt and the right to use it (CAP_SYS_NICE): run as root or leave it out"
-        )
-    return Placement(cores[0], cores[1], can, realtime_client)
+    if priority and not can:
+        raise RuntimeError("--priority needs chrt and the right to use it (CAP_SYS_NICE): run as root or leave it out")
+    return Placement(cores[0], cores[1], can, priority)
 
 
 @dataclass(frozen=True, slots=True)

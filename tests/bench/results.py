@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,10 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     limits: dict[str, float | None] = field(default_factory=dict)
     doublings: list[Doubling] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        print("    " + " · ".join(cells(row)), file=sys.stderr, flush=True)
 
 
 def machine() -> str:

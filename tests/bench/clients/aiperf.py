@@ -36,7 +36,7 @@ class AIPerf:
             *("--use-server-token-count", "--export-level=records", "--ui-type=none"),
             f"--artifact-dir={load.work / 'aiperf'}",
         ]
-        return OneProcess(argv, load)
+        return OneProcess(argv, load, alone=self.alone)
 
     def read_report(self, load: Load) -> Reported:
         requests, failed = [], 0

@@ -71,10 +71,10 @@ class Client(Protocol):
 class OneProcess:
     """A session of one command, with whatever it starts, on the client's core. Output goes to ``client.log``."""
 
-    def __init__(self, argv: Sequence[str], load: Load, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, argv: Sequence[str], load: Load, env: Mapping[str, str] | None = None, *, alone: bool) -> None:
         with (load.work / "client.log").open("wb") as log:
             self.process = subprocess.Popen(
-                load.placement.client_argv(list(argv)),
+                load.placement.client_argv(list(argv), alone=alone),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -90,16 +90,23 @@ class OneProcess:
         return self.process.poll()
 
     def stop(self) -> None:
-        end_group(self.process)
+        end_tree(self.process)
 
 
-def end_group(process: subprocess.Popen[bytes], patience_s: float = 5.0) -> None:
-    """SIGTERM to the whole session of the process, SIGKILL to what is left of it."""
-    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        try:
-            process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait(5.0)
+def end_tree(process: subprocess.Popen[bytes], patience_s: float = 5.0) -> None:
+    """SIGTERM to the process, then SIGKILL to all that it started: nothing that spins may stay on a core."""
+    with contextlib.ExitStack() as handles:
+        started = []
+        for pid in process_tree(process.pid)[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                started.append(os.pidfd_open(pid))
+                handles.callback(os.close, started[-1])
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+        for handle in started:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -34,7 +34,7 @@ class EpollClient:
             f"--prompt-bytes={load.prompt_bytes}",
             f"--log={load.work / 'client.bin'}",
         ]
-        return OneProcess(argv, load)
+        return OneProcess(argv, load, alone=self.alone)
 
     def read_report(self, load: Load) -> Reported:
         return Reported(_read_log(load.work / "client.bin"))

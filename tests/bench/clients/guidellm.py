@@ -34,7 +34,7 @@ class GuideLLM:
             f"--output=kind=json,path={load.work / 'guidellm.json'}",
             "--disable-console",
         ]
-        return OneProcess(argv, load, {"HF_HUB_OFFLINE": "1"})
+        return OneProcess(argv, load, {"HF_HUB_OFFLINE": "1"}, alone=self.alone)
 
     def read_report(self, load: Load) -> Reported:
         benchmark = json.loads((load.work / "guidellm.json").read_text())["benchmarks"][0]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.bench.accuracy import Reported, ReportedRequest
-from tests.bench.clients.client import Load, Session, end_group
+from tests.bench.clients.client import Load, Session, end_tree
 from tests.bench.placement import process_tree
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -84,7 +84,7 @@ class _MasterAndWorker:
         ]
         worker = ["--worker", "--master-host=127.0.0.1", f"--master-port={port}"]
         self.master = self._start(load, "master", load.placement.support_argv([*locust, *master, *users, *flags]))
-        self.worker = self._start(load, "worker", load.placement.client_argv([*locust, *worker]))
+        self.worker = self._start(load, "worker", load.placement.client_argv([*locust, *worker], alone=True))
 
     def _start(self, load: Load, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -106,8 +106,8 @@ class _MasterAndWorker:
         return self.master.poll()
 
     def stop(self) -> None:
-        end_group(self.master)
-        end_group(self.worker)
+        end_tree(self.master)
+        end_tree(self.worker)
 
 
 def _write_prompts(path: Path, load: Load) -> None:

@@ -44,7 +44,7 @@ class VllmBench:
             *("--percentile-metrics=ttft,itl", "--metric-percentiles=50,99"),
             *("--disable-tqdm", "--save-result", "--save-detailed", "--result-filename=vllm.json"),
         ]
-        return OneProcess(argv, load, {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"})
+        return OneProcess(argv, load, {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}, alone=self.alone)
 
     def read_report(self, load: Load) -> Reported:
         report = json.loads((load.work / "vllm.json").read_text())
