@@ -71,7 +71,7 @@ def test_a_damaged_file_is_built_again(cache_dir: Path, content: bytes | None) -
 
 def test_a_file_without_the_metadata_of_its_table_is_built_again(cache_dir: Path) -> None:
     cache_dir.mkdir(exist_ok=True)
-    with pa.ipc.new_file(cache_dir / "t-key.arrow", SCHEMA) as writer:
+    with pa.ipc.new_file(str(cache_dir / "t-key.arrow"), SCHEMA) as writer:
         writer.write_table(pa.table({"n": [5]}, SCHEMA))
     assert DatasetCache(cache_dir).table("t", "key", SCHEMA, lambda: batches(1)).to_pydict() == {"n": [1, 2]}
 

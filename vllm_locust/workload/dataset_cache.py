@@ -127,7 +127,7 @@ def _open(path: Path) -> pa.Table | None:
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
         _, custom = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
-        if custom is None:
+        if not custom:
             return None
         table = reader.read_all().replace_schema_metadata(dict(custom))
         os.utime(path)
