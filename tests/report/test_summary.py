@@ -207,10 +207,20 @@ def test_all_phases_are_counted_for_comparison_with_the_server() -> None:
         "prompt_tokens": 67,
         "output_tokens": 11,
         "token_sources": {"usage": 4},
-        "stamp_sources": {"kernel": 6},
+        "stamp_sources": {"kernel": 4},
         "chunks": 10,
         "coalesced_chunks": 0,
     }
+
+
+def test_refused_connections_say_nothing_about_stamps() -> None:
+    refused = [request(11 + i / 10, outcome="connect_error", stamp_source="user") for i in range(30)]
+    workers = [health([health_row(11 + i, loop_lag_ns=500_000_000) for i in range(5)])]
+    summary = summarize(run(), [batch([request(11, [1, 2], [1, 1]), *refused])], workers=workers)
+    assert summary["totals"]["all_phases"]["stamp_sources"] == {"kernel": 1}
+    assert "user_stamps" not in {reason["code"] for reason in summary["verdict"]["reasons"]}
+    late = summarize(run(), [batch([request(11, [1, 2], [1, 1], stamp_source="user"), *refused])], workers=workers)
+    assert "user_stamps" in {reason["code"] for reason in late["verdict"]["reasons"]}
 
 
 def test_errors_have_examples() -> None:

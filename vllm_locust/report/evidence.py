@@ -18,7 +18,7 @@ def evidence(
 ) -> Evidence:
     everything, requests = reading.everything, total["requests"]
     all_requests = sum(everything.requests.values())
-    by_user = everything.stamp_sources["user"]
+    stamped = everything.stamp_sources.total()
     lag = total["schedule_lag_s"]["p99"]
     planned = total["planned_arrivals"]
     return Evidence(
@@ -39,7 +39,7 @@ def evidence(
         planned_arrivals=planned,
         sent_in_time=None if planned is None else _sent_in_time(reading.total),
         receive_lag_p99_ns=health.receive_lag_p99_ns,
-        user_stamp_share=by_user / all_requests if all_requests else 0.0,
+        user_stamp_share=everything.stamp_sources["user"] / stamped if stamped else 0.0,
         loop_lag_p99_ns=health.loop_lag_p99_ns,
         health_samples=health.samples,
         cpu_fraction_p95=health.cpu_fraction_p95,

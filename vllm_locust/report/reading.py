@@ -33,6 +33,7 @@ class Everything:
     output_tokens: int = 0
     token_sources: Counter[str] = field(default_factory=Counter)
     stamp_sources: Counter[str] = field(default_factory=Counter)
+    """Of requests with a first token or an end: one that was refused has no time that anything stamped."""
     attempts: int = 0
     chunks: int = 0
     coalesced: int = 0
@@ -44,7 +45,8 @@ class Everything:
         self.prompt_tokens += int(columns.ints("prompt_tokens").sum())
         self.output_tokens += int(columns.ints("output_tokens").sum())
         self.token_sources.update(source for source in columns.texts("token_source") if source is not None)
-        self.stamp_sources.update(str(source) for source in columns.texts("stamp_source"))
+        timed = columns.known("ttft_ns") | columns.known("done_ns")
+        self.stamp_sources.update(str(s) for s, has in zip(columns.texts("stamp_source"), timed, strict=True) if has)
         self.attempts += int(columns.ints("attempts").sum())
         self.chunks += len(columns.chunk_ns)
         self.coalesced += int(columns.ints("coalesced").sum())
