@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -64,7 +65,8 @@ def measure(client: Client, plan: Plan, work: Path, placement: Placement, *, tri
     best: Run | None = None
     for attempt in range(tries):
         at = work / f"{client.name}-{plan.streams}-{attempt}"
-        at.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(at, ignore_errors=True)
+        at.mkdir(parents=True)
         run = replace(_measure_once(client, plan, at, placement), repeats=attempt)
         disturbance = run.server_run_delay_share + (run.run_delay_share if client.alone else 0.0)
         run = replace(run, disturbed=disturbance > DISTURBED_SHARE)
