@@ -10,7 +10,7 @@ import orjson
 
 from vllm_locust.protocol import bounded
 
-_MAX_TOKENS = 1 << 40
+MAX_TOKENS = 1 << 40
 """No answer has this many tokens: a larger number is a broken server's, and would not fit the columns."""
 
 
@@ -64,7 +64,7 @@ def short_text(value: object) -> str | None:
 def token_count(value: object) -> int | None:
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < _MAX_TOKENS:
+    if type(value) is not int or not 0 <= value < MAX_TOKENS:
         raise MalformedError
     return value
 

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from vllm_locust.choice import (
+    MAX_TOKENS,
     WRONG_TYPES,
     Choice,
     MalformedError,
@@ -48,6 +49,7 @@ class CompletionReader:
         "_error_event",
         "_first_shown_ns",
         "_has_body",
+        "_sole",
         "cached_tokens",
         "chunk_ns",
         "chunk_tokens",
@@ -91,9 +93,75 @@ class CompletionReader:
         self.malformed = 0
         self.ignored = 0
         self._choices: dict[int, Choice] = {}
+        self._sole: Choice | None = None
         self._error_event = False
         self._first_shown_ns: int | None = None
         self._has_body = False
+
+    def on_data(self, data: bytes, stamp_ns: int) -> None:
+        """``on_event`` for the data of a ``message`` event that has a stamp of its own, at half the cost."""
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            self.on_event(Event(data, b"message"), stamp_ns)
+            return
+        if self.ended:
+            self.ignored += 1
+        elif not self._take_plain(chunk, stamp_ns):
+            self.on_chunk(chunk, stamp_ns)
+
+    def _take_plain(self, chunk: Any, stamp_ns: int) -> bool:
+        """Take the chunk that nearly all chunks are: one text fragment of the only choice, not its last, with what
+        ``on_chunk`` would make of it. False, and nothing taken, for any other.
+        """
+        state = self._sole
+        if state is None or self.response_id is None:
+            return False
+        try:
+            (choice,) = chunk["choices"]
+            delta = choice["delta"]
+            text = delta["content"]
+            if (
+                not text
+                or type(text) is not str
+                or len(delta) != 1
+                or choice["finish_reason"] is not None
+                or self._choices.get(choice["index"]) is not state
+                or "error" in chunk
+            ):
+                return False
+            usage = chunk.get("usage")
+            if usage is None:
+                ids = choice.get("token_ids")
+                tokens = len(ids) if type(ids) is list and ids else None
+                if tokens is None and ids:
+                    return False
+            else:
+                count = usage["completion_tokens"]
+                prompt_tokens = usage["prompt_tokens"]
+                if (
+                    state.tokens is None
+                    or type(prompt_tokens) is not int
+                    or prompt_tokens != self.prompt_tokens
+                    or type(count) is not int
+                    or not 0 < count < MAX_TOKENS
+                    or usage.get("prompt_tokens_details")
+                    or usage.get("completion_tokens_details")
+                ):
+                    return False
+                tokens = state.rise_to(count)
+                self.completion_tokens = count
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False
+        self.events += 1
+        state.text.append(text)
+        state.has_tokens = True
+        if self._first_shown_ns is None:
+            self._first_shown_ns = stamp_ns
+        self.chunk_ns.append(stamp_ns)
+        self.chunk_tokens.append(tokens)
+        self.chunk_width_ns.append(0)
+        return True
 
     def on_event(self, event: Event, stamp_ns: int, width_ns: int = 0) -> None:
         data, kind = event
@@ -259,7 +327,9 @@ class CompletionReader:
             index = 0
         if type(index) is not int:
             raise MalformedError
-        return self._choices.setdefault(index, Choice())
+        choice = self._choices.setdefault(index, Choice())
+        self._sole = choice if len(self._choices) == 1 else None
+        return choice
 
     def _take_choices(self, choices: list[Any], count: int | None, stamp_ns: int) -> tuple[bool, int | None]:
         """Whether the chunk bears tokens, and how many. A usage count beside several choices is no one's own."""

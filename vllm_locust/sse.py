@@ -44,6 +44,11 @@ class EventDecoder:
         """Whether bytes of an unfinished event (or of an unfinished line) are held."""
         return self._in_event or bool(self._parts)
 
+    @property
+    def between_events(self) -> bool:
+        """Whether nothing at all is held, so that the next byte begins an event."""
+        return self._started and not (self._in_event or self._parts or self._after_cr)
+
     def feed(self, data: bytes) -> list[Event]:
         if (
             data.startswith(b"data: ")

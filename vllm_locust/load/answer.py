@@ -34,6 +34,8 @@ class HttpAnswer:
         self._bodies: list[bytes] = []
         self._collected = bytearray()
         self._between_chunks = False
+        self._plain = False
+        """Between two chunks of the body and between two events at once."""
         self._message_ended = False
         self._keep_alive = False
         self._extra = False
@@ -81,14 +83,15 @@ class HttpAnswer:
 
     def feed(self, read: Read) -> None:
         """Take one read of plain (decrypted) bytes. Sets ``complete`` at the end of the answer."""
-        self._stamp_ns = read.stamp_ns
-        if self._between_chunks and self._decoder is not None:
-            body = _whole_chunk(read.data)
-            if body is not None:
-                self._take_events(body, read)
+        data, stamp_ns, _, _, _ = read
+        if self._plain:
+            event_data = _only_event(data)
+            if event_data is not None:
+                self._completion.on_data(event_data, stamp_ns)
                 return
+        self._stamp_ns = stamp_ns
         try:
-            self._parser.feed_data(read.data)
+            self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._end(Outcome.BAD_RESPONSE, f"not HTTP/1.1: {error}")
             return
@@ -96,8 +99,14 @@ class HttpAnswer:
             body = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
             self._bodies.clear()
             self._take_body(body, read)
+        self._plain = self._between_chunks and self._decoder is not None and self._decoder.between_events
         if self._message_ended and not self.complete:
-            self._finish(read.stamp_ns)
+            self._finish(stamp_ns)
+
+    @property
+    def streaming(self) -> bool:
+        """In the middle of a stream of tokens whose end the framing will tell: nothing hangs on parsing at once."""
+        return self._plain and bool(self._completion.chunk_ns)
 
     def end_of_stream(self, stamp_ns: int, error: OSError | None) -> None:
         """The server closed the connection, or it broke."""
@@ -130,14 +139,14 @@ class HttpAnswer:
         decoder = self._decoder
         assert decoder is not None
         events = decoder.feed(body)
-        stamp_ns = read.stamp_ns
+        _, stamp_ns, floor_ns, _, _ = read
         if len(events) == 1 and not decoder.pending:
             self._completion.on_event(events[0], stamp_ns)
             return
         # Only the bytes that came last have a stamp: the last event's, unless the start of a further one followed it.
         last = len(events) - (0 if decoder.pending else 1)
         for index, event in enumerate(events):
-            self._completion.on_event(event, stamp_ns, 0 if index == last else stamp_ns - read.floor_ns)
+            self._completion.on_event(event, stamp_ns, 0 if index == last else stamp_ns - floor_ns)
 
     def _finish(self, stamp_ns: int) -> None:
         exchange = self.exchange
@@ -160,20 +169,18 @@ class HttpAnswer:
         self.complete = True
 
 
-def _whole_chunk(data: bytes) -> bytes | None:
-    """The payload of ``data`` if it is exactly one HTTP chunk without extensions, not the last (empty) one; else
-    None.
+def _only_event(data: bytes) -> bytes | None:
+    """The event's data, if ``data`` is exactly one HTTP chunk without extensions that holds exactly one event, of one
+    ``data: `` line ended by LF; else None.
     """
-    line_end = data.find(b"\r\n", 0, 10)
-    if line_end < 1:
+    line_end = data.find(b"\r\n", 1, 9)
+    if line_end < 0 or data[line_end + 2 : line_end + 8] != b"data: " or data[-4:] != b"\n\n\r\n":
         return None
     digits = data[:line_end]
-    if digits.strip(b"0123456789abcdefABCDEF"):
+    if digits.strip(b"0123456789abcdefABCDEF") or int(digits, 16) != len(data) - line_end - 4:
         return None
-    size = int(digits, 16)
-    if size == 0 or len(data) != line_end + size + 4 or data[-2:] != b"\r\n":
-        return None
-    return data[line_end + 2 : -2]
+    event_data = data[line_end + 8 : -4]
+    return None if b"\n" in event_data or b"\r" in event_data else event_data
 
 
 def _reason(error: OSError | None, closed: str) -> str:

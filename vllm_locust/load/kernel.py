@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 0.05
 """How often running calls are held against their timeouts: one scan per process instead of a timer per read."""
 
+PATIENCE_NS = 500_000_000
+"""Reads are not left unparsed for longer than this, however few they are."""
+
 
 class _Stream:
     """A call on its way: the answer so far, and the greenlet waiting for its end."""
@@ -60,42 +63,48 @@ class _Stream:
 
     def _feed(self, reads: list[Read]) -> None:
         answer = self.answer
+        tls = self.connection.tls
         for read in reads:
+            data, stamp_ns, _, stamped, lag_ns = read
             if answer.complete:
                 answer.reusable = False
                 return
-            if not read.data:
-                answer.end_of_stream(read.stamp_ns, self.inbox.error)
+            if not data:
+                answer.end_of_stream(stamp_ns, self.inbox.error)
                 break
-            self.last_byte_ns = read.stamp_ns
-            if read.lag_ns > self.lag_max_ns:
-                self.lag_max_ns = read.lag_ns
-            if not read.stamped:
+            self.last_byte_ns = stamp_ns
+            if lag_ns > self.lag_max_ns:
+                self.lag_max_ns = lag_ns
+            if not stamped:
                 self.unstamped = True
-            if self.connection.tls is not None:
-                read = self._decrypted(read)
+            if tls is not None:
+                try:
+                    data = tls.decrypt(data)
+                except ssl.SSLError as error:
+                    answer.end_of_stream(stamp_ns, OSError(f"TLS: {error}"))
+                    break
+                if not data:
+                    continue
+                read = (data, *read[1:])
             answer.feed(read)
         if answer.complete:
             self.finished.set()
-
-    def _decrypted(self, read: Read) -> Read:
-        assert self.connection.tls is not None
-        try:
-            return read._replace(data=self.connection.tls.decrypt(read.data))
-        except ssl.SSLError as error:
-            self.answer.end_of_stream(read.stamp_ns, OSError(f"TLS: {error}"))
-            return read._replace(data=b"")
+        # Ciphertext does not show where a body ends.
+        self.inbox.patient = tls is None and answer.streaming
 
     def overdue(self, now_ns: int) -> tuple[Outcome, str] | None:
-        """The timeout this call has exceeded, if any. Bytes that wait for the parser count as arrived."""
+        """The timeout this call has exceeded, if any. Bytes that wait for the parser count as arrived, as a token
+        too.
+        """
         sent_ns = self.exchange.sent_ns
-        if sent_ns is None or self.inbox.reads:
+        if sent_ns is None:
             return None
+        unparsed = self.inbox.reads
         return exceeded_timeout(
             self.call.timeouts,
             waited_ns=now_ns - sent_ns,
-            silent_ns=now_ns - self.last_byte_ns,
-            has_token=bool(self.exchange.completion.chunk_ns),
+            silent_ns=now_ns - (unparsed[-1][1] if unparsed else self.last_byte_ns),
+            has_token=bool(unparsed or self.exchange.completion.chunk_ns),
         )
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
@@ -119,7 +128,7 @@ class KernelTransport:
     def __init__(self, tls_context: ssl.SSLContext, proxy: str | None = None) -> None:
         self._receiver = Receiver()
         self.receive_lag = self._receiver.receive_lag
-        self.poll = self._receiver.poll
+        self.read_arrived = self._receiver.poll
         self._pool = ConnectionPool(tls_context, proxy)
         self._running: set[_Stream] = set()
         self._heads: dict[tuple[Target, str, bool], bytes] = {}
@@ -160,6 +169,7 @@ class KernelTransport:
                 stream.inbox.error = error
             stream.finished.wait()
         except CutShort as cut:
+            self._receiver.parse_now(stream.inbox)
             stream.give_up(cut.outcome, cut.reason)
         except BaseException:
             stream.answer.reusable = False
@@ -198,7 +208,10 @@ class KernelTransport:
             for stream in list(self._running):
                 verdict = stream.overdue(now_ns)
                 if verdict is not None:
+                    self._receiver.parse_now(stream.inbox)
                     stream.give_up(*verdict)
+                elif stream.inbox.reads and now_ns - stream.inbox.reads[0][1] > PATIENCE_NS:
+                    self._receiver.parse_soon(stream.inbox)
 
     def close(self) -> None:
         self._watchdog.kill()

@@ -58,6 +58,9 @@ class _Body(httpx2.SyncByteStream):
         self._attempt.read()
         return piece
 
+    def read_arrived(self) -> None:
+        """Each stream is read by its own greenlet."""
+
     def close(self) -> None:
         """See ``finish``."""
 

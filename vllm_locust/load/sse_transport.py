@@ -93,6 +93,9 @@ class SseTransport:
                     connection.close()
         return attempt.exchange
 
+    def read_arrived(self) -> None:
+        """Each stream is read by its own greenlet."""
+
     def close(self) -> None:
         self._watchdog.close()
         for idle in self._idle.values():

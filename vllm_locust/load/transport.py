@@ -93,6 +93,12 @@ class Transport(Protocol):
         """
         ...
 
+    def read_arrived(self) -> None:
+        """Read what has arrived, if this transport can do so at any time. Called between two pieces of work that take
+        long, so that no stream waits for all of them.
+        """
+        ...
+
     def close(self) -> None: ...
 
 

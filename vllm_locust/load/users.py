@@ -92,11 +92,15 @@ class ChatUser(User):
         super().__init__(*args, **kwargs)
         self._load = POST.wait()
         self.user_id = self._load.next_user_id()
-        self._random = random.Random(f"{self._load.config.seed}:{self._load.assignment.worker_id}:{self.user_id}")
+        self._random: random.Random | None = None
 
     def wait_time(self) -> float:
         """Think time between two tasks: uniform within ``--think-time``."""
         low_ns, high_ns = self._load.config.think_time_ns
+        if low_ns == high_ns:
+            return low_ns / 1e9
+        if self._random is None:
+            self._random = random.Random(f"{self._load.config.seed}:{self._load.assignment.worker_id}:{self.user_id}")
         return self._random.uniform(low_ns, high_ns) / 1e9
 
     def next_prompt(self) -> Prompt:

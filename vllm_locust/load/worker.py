@@ -84,7 +84,9 @@ class LoadWorker:
         return next(self._users)
 
     def next_prompt(self) -> Prompt | None:
-        """The next prompt of this worker's share, whichever of its users asks; None when a finite workload is used up."""
+        """The next prompt of this worker's share, whichever of its users asks; None when a finite workload is used
+        up.
+        """
         if self._prompts is None:
             self._prompts = self.workload.prompts(**self._share())
         return next(self._prompts, None)
@@ -141,6 +143,7 @@ class LoadWorker:
             record.prompt_id, record.prompt_tokens_planned = prompt.prompt_id, prompt.prompt_tokens
         self._sink.put_request(record)
         self.aggregate.observe(record, self._judge(record))
+        self.transport.read_arrived()
         if killed is not None:
             raise killed
         return record, exchange

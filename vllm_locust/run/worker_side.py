@@ -96,8 +96,8 @@ class WorkerSide:
         )
         self._draining = False
         self._left.clear()
-        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key)
         _calm_garbage_collector()
+        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key)
         POST.put(load)
         self._snapshots = gevent.spawn(self._report, load)
 
