@@ -58,9 +58,6 @@ class _Body(httpx2.SyncByteStream):
         self._attempt.read()
         return piece
 
-    def read_arrived(self) -> None:
-        """Each stream is read by its own greenlet."""
-
     def close(self) -> None:
         """See ``finish``."""
 
@@ -133,6 +130,9 @@ class OpenAITransport:
             if running.body is not None:
                 running.body.finish()
         return attempt.exchange
+
+    def read_arrived(self) -> None:
+        """Each stream is read by its own greenlet."""
 
     def close(self) -> None:
         self._watchdog.close()

@@ -74,6 +74,7 @@ class RunController:
         self._ready: dict[str, str | None] = {}
         self._flushed: dict[str, dict[str, Any]] = {}
         self._workers: list[str] = []
+        self._users_seen = False
         self._finishing = False
         self._finished = Event()
         self._spawned = Event()
@@ -205,8 +206,11 @@ class RunController:
             gevent.sleep(POLL_S)
 
     def _all_users_ended(self) -> bool:
-        """The users of a finite workload end with it. A worker that is away for a moment shows none either."""
-        return self._messenger.users == 0 and set(self._workers) <= set(self._messenger.worker_ids())
+        """The users of a finite workload end with it. A worker that has not reported yet, or is away, shows none too."""
+        if self._messenger.users:
+            self._users_seen = True
+            return False
+        return self._users_seen and set(self._workers) <= set(self._messenger.worker_ids())
 
     def _completed(self) -> int:
         known = [self._snapshots.of_worker(worker_id) for worker_id in self._snapshots.worker_ids]
