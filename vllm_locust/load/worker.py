@@ -26,6 +26,7 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
 from vllm_locust.record import FlushReport, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
+from vllm_locust.timing import e2e_ns, ttft_ns
 from vllm_locust.workload.prompt import Prompt, Session
 from vllm_locust.workload.workload import Workload
 
@@ -181,7 +182,6 @@ class LoadWorker:
         coalesced = sum(1 for width in completion.chunk_width_ns if width)
         streamed = bool(call.streamed and chunk_ns)
         answer_ns, done_ns = completion.first_answer_ns, completion.done_ns
-        last_ns = chunk_ns[-1] if chunk_ns else (None if done_ns is None else done_ns - sent_ns)
         return RequestRecord(
             request_id=request_id,
             response_id=completion.response_id,
@@ -196,9 +196,9 @@ class LoadWorker:
             outcome=exchange.outcome,
             connect_ns=exchange.connect_ns,
             headers_ns=None if exchange.headers_ns is None else exchange.headers_ns - sent_ns,
-            ttft_ns=chunk_ns[0] if chunk_ns else None,
+            ttft_ns=ttft_ns(sent_ns, completion.chunk_ns),
             ttft_answer_ns=None if answer_ns is None else answer_ns - sent_ns,
-            e2e_ns=last_ns if exchange.outcome is Outcome.OK else None,
+            e2e_ns=e2e_ns(sent_ns, completion.chunk_ns, done_ns) if exchange.outcome is Outcome.OK else None,
             done_ns=None if done_ns is None else done_ns - sent_ns,
             receive_lag_max_ns=exchange.receive_lag_max_ns,
             chunk_ns=chunk_ns,
