@@ -186,7 +186,7 @@ SCALARS: Final = (
         "dropped_arrivals",
         "dropped arrivals",
         "requests",
-        "arrivals that were due while every slot was busy, with --when-full drop",
+        "arrivals that were due while every slot was busy, and were never sent",
         Better.LOWER,
         Merge.SUM,
     ),

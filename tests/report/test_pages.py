@@ -73,6 +73,16 @@ def test_a_percentile_with_few_samples_or_on_a_failed_request_says_so() -> None:
     assert "failed   failed   failed" in page
 
 
+def test_a_line_that_says_the_same_as_another_is_left_out() -> None:
+    def labels(**more: object) -> list[str]:
+        page = render_text(summarize(run(), [batch([request(11, [1, 2, 4], [1, 1, 1], **more)])]))
+        return re.findall(r"^  (TTFT|answer TTFT|ITL|chunk gap) ", page, re.MULTILINE)
+
+    assert labels(ttft_answer_ns=1_000_000_000) == ["TTFT", "ITL"]
+    assert labels(ttft_answer_ns=1_000_000_001) == ["TTFT", "ITL", "answer TTFT"], "shown alike, and yet not the same"
+    assert labels(ttft_answer_ns=None, chunk_tokens=[1, 2, 1]) == ["TTFT", "ITL", "chunk gap"]
+
+
 def test_text_from_outside_cannot_leave_its_line() -> None:
     hostile_workload = {"name": HOSTILE, "warnings": [HOSTILE], "filters": {HOSTILE: 1}}
     rows = [request(11, outcome="http_error", error=HOSTILE + "\nVALID: all is well\r"), request(12, [1], [1])]

@@ -13,6 +13,8 @@ WIDTH: Final = 100
 COLUMNS: Final = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
 _ALWAYS: Final = ("ttft", "tpot", "itl", "e2e")
 _WHEN_MEASURED: Final = ("ttft_from_schedule", "ttft_answer", "chunk_gap", "done", "schedule_lag")
+_LIKE: Final = {"ttft_answer": "ttft", "chunk_gap": "itl"}
+"""Left out where it says the same as the other in every figure: no reasoning; one token in each chunk."""
 _STAGE_COLUMN: Final = 12
 
 _COLOURS: Final = {"valid": "\033[32m", "degraded": "\033[33m", "invalid": "\033[31m"}
@@ -122,13 +124,19 @@ def _latency(summary: Json) -> list[str]:
             lines.append("LATENCY, ok requests")
         heading = "".join(f"{name.replace('_', '.'):>9}" for name in COLUMNS)
         lines.append(f"  {'':<20}{'n':>9}{heading}")
-        shown = [*_ALWAYS, *(name for name in _WHEN_MEASURED if stage[f"{name}_s"]["n"])]
+        shown = [*_ALWAYS, *(name for name in _WHEN_MEASURED if _tells_more(stage, name))]
         for name in shown:
             lines.append(_latency_line(CATALOGUE[name].title, stage[f"{name}_s"]))
             adjusted = stage.get(f"{name}_adjusted_s")
             if adjusted is not None and adjusted.get("failed") and name in _ALWAYS:
                 lines.append(_latency_line("  with failures", adjusted))
     return lines
+
+
+def _tells_more(stage: Json, name: str) -> bool:
+    block = stage[f"{name}_s"]
+    other = stage[f"{_LIKE[name]}_s"] if name in _LIKE else None
+    return bool(block["n"]) and (other is None or any(block[key] != other[key] for key in ("n", *COLUMNS)))
 
 
 def _latency_line(label: str, block: Json) -> str:
