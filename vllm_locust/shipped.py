@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from vllm_locust.errors import UsageError
 
-KINDS: tuple[Literal["locustfiles", "workloads"], ...] = ("locustfiles", "workloads")
+_FILES: Final[tuple[tuple[Literal["locustfiles", "workloads"], str], ...]] = (
+    ("locustfiles", "*.py"),
+    ("workloads", "*.yaml"),
+)
+"""What a user may name; a workload's data and the script that made it lie beside it."""
 
 
 def shipped_directory(kind: Literal["locustfiles", "workloads"]) -> Path:
@@ -19,12 +23,9 @@ def shipped_directory(kind: Literal["locustfiles", "workloads"]) -> Path:
 
 def shipped_path(name: str) -> Path:
     """The file ``name``, such as ``chat.py`` or ``sharegpt.yaml``; ``chat`` alone is enough. Raises UsageError."""
-    known = {}
-    for kind in KINDS:
-        for path in sorted(shipped_directory(kind).iterdir()):
-            if path.is_file() and path.suffix in (".py", ".yaml"):
-                known[path.name] = path
-                known.setdefault(path.stem, path)
-    if name not in known:
-        raise UsageError(f"path {name}: nothing of that name is shipped; use one of {', '.join(sorted(known))}")
-    return known[name]
+    files = [path for kind, pattern in _FILES for path in sorted(shipped_directory(kind).glob(pattern))]
+    for path in files:
+        if name in (path.name, path.stem):
+            return path
+    names = ", ".join(path.name for path in files)
+    raise UsageError(f"path {name}: nothing of that name is shipped; use one of {names}")
