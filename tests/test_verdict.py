@@ -111,7 +111,15 @@ def test_what_is_not_known_is_no_reason() -> None:
             0,
             "p99 of ttft could be off by up to 1.1 ms (1.1 %",
         ),
-        ({"shifts": (shift(5, 4.7),)}, "coalesced", "invalid", 4, "300 µs (6 % of 5 ms)"),
+        # 5 % of a gap of 5 ms is a quarter of a millisecond: it must be more than a millisecond too, or very much.
+        ({"shifts": (shift(5, 4.7),)}, "coalesced", "degraded", 0, "300 µs (6 % of 5 ms)"),
+        ({"shifts": (shift(5, 4),)}, "coalesced", "degraded", 0, "1 ms (20 % of 5 ms)"),
+        ({"shifts": (shift(5, 3.99),)}, "coalesced", "invalid", 4, "1.01 ms (20.2 % of 5 ms)"),
+        ({"shifts": (shift(1, 0.79),)}, "coalesced", "invalid", 4, "210 µs (21 % of 1 ms)"),
+        ({"shifts": (shift(22, 20.9),)}, "coalesced", "degraded", 0, "1.1 ms (5 % of 22 ms)"),
+        # In the words of a number, not of a computer.
+        ({"shifts": (shift(0.3, 0.3, 3.3),)}, "coalesced", "invalid", 4, "3 ms (1,000 % of 300 µs)"),
+        ({"shifts": (shift(1, 1, 20_001),)}, "coalesced", "invalid", 4, "20 s (2,000,000 % of 1 ms)"),
         ({"shifts": (shift(20, 20, 22),)}, "coalesced", "invalid", 4, "2 ms (10 % of 20 ms)"),
         # A millisecond of ten seconds is 0.01 %, and still more than a millisecond.
         ({"shifts": (shift(10_000, 9_998.9),)}, "coalesced", "degraded", 0, "1.1 ms (0.011 %"),
@@ -124,6 +132,29 @@ def test_each_reason_alone(changes: dict[str, Any], code: str, status: str, exit
     assert number in verdict.reasons[0].sentence
     assert verdict.reasons[0].sentence.endswith(".")
     assert exit_code(verdict, slo_missed=False) == exits
+
+
+@pytest.mark.parametrize(
+    ("cpu", "delay", "cause"),
+    [
+        (0.71, 0.3, "the load was more than the worker processes could read in time (CPU p95 71 %), add some."),
+        (0.70, 0.06, "something else took the core from a worker for 6 % of the time."),
+        (0.70, 0.05, "the server, or what lies between, most likely sent chunks in bursts."),
+        (0.10, None, "the server, or what lies between, most likely sent chunks in bursts."),
+        (None, None, "no worker reported its condition in the window, so the cause is not known."),
+    ],
+)
+def test_the_likely_cause_of_coalesced_chunks_is_named(cpu: float | None, delay: float | None, cause: str) -> None:
+    changes = {"cpu_fraction_p95": cpu, "run_delay_share": delay, "coalesced_share": None, "shifts": (shift(20, 10),)}
+    sentence = next(r.sentence for r in judge(Evidence(**{**CLEAN, **changes})).reasons if r.code == "coalesced")
+    assert sentence.endswith(cause)
+
+
+def test_the_shift_that_makes_a_run_invalid_is_told_before_a_larger_share_that_does_not() -> None:
+    shifts = (shift(4, 3.25), shift(100, 94, metric="e2e"))
+    (reason,) = judge(Evidence(**{**CLEAN, "shifts": shifts})).reasons
+    assert reason.severity is Status.INVALID
+    assert "p99 of e2e could be off by up to 6 ms (6 % of 100 ms)" in reason.sentence
 
 
 def test_a_shift_below_the_proven_error_of_a_stamp_is_none() -> None:

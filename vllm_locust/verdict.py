@@ -2,10 +2,8 @@
 place.
 
 Times are bounded, not guessed. Where a chunk has no stamp of its own the record holds the interval in which it came,
-so the true percentile lies between the percentile of the earliest and of the latest possible times. A run is degraded
-when that could have moved a reported percentile by more than 1 % or 1 ms (but no less than the 0.05 ms to which
-stamps are proven), and invalid when it could by more than 5 %. Times stamped by the process itself are off by as much
-as its loop was late.
+so the true percentile lies between the percentile of the earliest and of the latest possible times: ``Thresholds``
+says when that is too far. Times stamped by the process itself are off by as much as its loop was late.
 """
 
 from __future__ import annotations
@@ -24,13 +22,22 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The first of a pair is degraded, the second invalid. What is equal to a threshold passes."""
+    """The first of a pair is degraded, the second invalid. What is equal to a threshold passes.
+
+    A percentile that could be off (a shift) by more than 1 % or by more than 1 ms makes a run degraded. Invalid is a
+    number that could mislead: off by more than 5 % and by more than 1 ms as well, since 5 % of 5 ms is 0.25 ms, on
+    which no decision hangs; or off by more than 20 %, whatever that is in time.
+    """
 
     shift_share: tuple[float, float] = (0.01, 0.05)
     shift_ns: int = 1_000_000
-    """Degraded as well where a percentile could have moved by this much, whatever its share."""
+    shift_share_alone: float = 0.20
     shift_floor_ns: int = 50_000
     """What is less than the proven error of a stamp is no shift."""
+    cause_cpu_fraction: float = 0.70
+    """A worker that uses more of a core in its busiest seconds has more load than it can read in time."""
+    cause_run_delay_share: float = 0.05
+    """A worker that waits longer for its core finds several chunks when it gets it. An idle machine has below 1 %."""
     schedule_lag_p99_ns: tuple[int, int] = (10_000_000, 100_000_000)
     achieved_shortfall: tuple[float, float] = (0.01, 0.05)
     receive_lag_p99_ns: int = 10_000_000
@@ -47,7 +54,9 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """How far one reported percentile could be off, because chunks came without stamps of their own."""
+    """How far one reported percentile could be off, because chunks came without stamps of their own. There is none for
+    a percentile that is flagged for its few samples: no one should lean on it in the first place.
+    """
 
     metric: str
     percentile: str
@@ -155,12 +164,20 @@ def exit_code(verdict: Verdict, slo_missed: bool) -> int:
 def _time(value_ns: float) -> str:
     for size, unit in ((1e9, "s"), (1e6, "ms")):
         if value_ns >= size:
-            return f"{value_ns / size:,.4g} {unit}"
-    return f"{value_ns / 1e3:.3g} µs"
+            return f"{_number(value_ns / size, 4)} {unit}"
+    return f"{_number(value_ns / 1e3, 3)} µs"
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.3g} %"
+    return f"{_number(share * 100, 3)} %"
+
+
+def _number(value: float, digits: int) -> str:
+    """With so many significant digits, never in exponential form: 12.3, 0.0123, 1,234."""
+    text = f"{value:,.{digits}g}"
+    if "e" not in text:
+        return text
+    return f"{value:,.0f}" if abs(value) >= 1 else f"{value:.7f}"
 
 
 def _nothing_measured(evidence: Evidence, _: Thresholds) -> Reason | None:
@@ -221,22 +238,41 @@ def _workers_missing(evidence: Evidence, _: Thresholds) -> Reason | None:
 
 
 def _coalesced(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
-    moved = [shift for shift in evidence.shifts if shift.shift_ns > thresholds.shift_floor_ns]
-    if not moved:
+    judged = [(severity, shift) for shift in evidence.shifts if (severity := _shift_severity(shift, thresholds))]
+    if not judged:
         return None
-    worst = max(moved, key=lambda shift: (shift.share, shift.shift_ns))
-    degraded, invalid = thresholds.shift_share
-    if worst.share <= degraded and all(shift.shift_ns <= thresholds.shift_ns for shift in moved):
-        return None
-    if worst.share <= degraded:
-        worst = max(moved, key=lambda shift: shift.shift_ns)
+    severity = Status.INVALID if any(found is Status.INVALID for found, _ in judged) else Status.DEGRADED
+    worst = max(
+        (shift for found, shift in judged if found is severity), key=lambda shift: (shift.share, shift.shift_ns)
+    )
     touched = "" if (share := evidence.coalesced_share) is None else f" {_percent(share)} of the gaps are touched."
     sentence = (
         f"One read brought several chunks, so {worst.percentile.replace('_', '.')} of {worst.metric} could be off "
         f"by up to {_time(worst.shift_ns)} ({_percent(worst.share)} of {_time(worst.reported_ns)}): "
-        f"the load was more than the worker processes could read in time.{touched}"
+        f"{_coalescing_cause(evidence, thresholds)}.{touched}"
     )
-    return Reason("coalesced", Status.INVALID if worst.share > invalid else Status.DEGRADED, sentence, worst.share)
+    return Reason("coalesced", severity, sentence, worst.share)
+
+
+def _shift_severity(shift: Shift, thresholds: Thresholds) -> Status | None:
+    if shift.shift_ns <= thresholds.shift_floor_ns:
+        return None
+    degraded, invalid = thresholds.shift_share
+    long = shift.shift_ns > thresholds.shift_ns
+    if shift.share > thresholds.shift_share_alone or (shift.share > invalid and long):
+        return Status.INVALID
+    return Status.DEGRADED if shift.share > degraded or long else None
+
+
+def _coalescing_cause(evidence: Evidence, thresholds: Thresholds) -> str:
+    cpu, delay = evidence.cpu_fraction_p95, evidence.run_delay_share
+    if cpu is None:
+        return "no worker reported its condition in the window, so the cause is not known"
+    if cpu > thresholds.cause_cpu_fraction:
+        return f"the load was more than the worker processes could read in time (CPU p95 {_percent(cpu)}), add some"
+    if delay is not None and delay > thresholds.cause_run_delay_share:
+        return f"something else took the core from a worker for {_percent(delay)} of the time"
+    return "the workers had time to spare, so the server, or what lies between, most likely sent chunks in bursts"
 
 
 def _pair(value: float, pair: tuple[float, float]) -> Status | None:

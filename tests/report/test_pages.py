@@ -74,7 +74,7 @@ def test_a_percentile_with_few_samples_or_on_a_failed_request_says_so() -> None:
 
 
 def test_a_line_that_says_the_same_as_another_is_left_out() -> None:
-    def labels(**more: object) -> list[str]:
+    def labels(**more: Any) -> list[str]:
         page = render_text(summarize(run(), [batch([request(11, [1, 2, 4], [1, 1, 1], **more)])]))
         return re.findall(r"^  (TTFT|answer TTFT|ITL|chunk gap) ", page, re.MULTILINE)
 
