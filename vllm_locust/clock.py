@@ -91,5 +91,24 @@ def _bend_stamp(stamp_unix_ns: int) -> int:
     return stamp_unix_ns + _BENT.shift_ns(stamp_unix_ns - true_distance_ns)
 
 
+class WallAxis:
+    """This process's wall clock as it was at one moment, running on at the monotonic clock's pace.
+
+    Whatever is placed with it lies on one straight axis, though the wall clock be set or slewed meanwhile. How far the
+    axis is from other hosts' clocks is measured apart, against ``offset_ns``.
+    """
+
+    def __init__(self) -> None:
+        self.offset_ns = unix_minus_monotonic_ns()
+        """Add it to a monotonic time."""
+
+    def unix_ns(self) -> int:
+        return monotonic_ns() + self.offset_ns
+
+    def moved_ns(self) -> int:
+        """How far the wall clock has been set or slewed away from the axis."""
+        return unix_minus_monotonic_ns() - self.offset_ns
+
+
 bend_stamp: Callable[[int], int] | None = None if _BENT is None else _bend_stamp
 """Applied to the kernel's CLOCK_REALTIME stamps where a test bends the wall clock; None otherwise."""

@@ -11,6 +11,7 @@ import gevent
 import numpy as np
 
 from vllm_locust import clock
+from vllm_locust.clock import WallAxis
 from vllm_locust.load.transport import ReceiveLag
 from vllm_locust.record import HealthSample
 
@@ -46,7 +47,9 @@ class HealthSampler:
         in_flight: Callable[[], int],
         spooled_batches: Callable[[], int],
         emit: Callable[[HealthSample], None],
+        axis: WallAxis,
     ) -> None:
+        self._axis = axis
         self._worker_id = worker_id
         self._host = socket.gethostname()
         self._receive_lag = receive_lag
@@ -54,7 +57,6 @@ class HealthSampler:
         self._spooled_batches = spooled_batches
         self._emit = emit
         self._gc = GcPauses()
-        self._schedule_lag_max_ns: int | None = None
         self._greenlet = gevent.spawn(self._run)
 
     def close(self) -> None:
@@ -77,7 +79,7 @@ class HealthSampler:
             lags_ns = self._receive_lag.take().lags_ns
             self._emit(
                 HealthSample(
-                    time_unix_ns=clock.unix_ns(),
+                    time_unix_ns=self._axis.unix_ns(),
                     host=self._host,
                     worker_id=self._worker_id,
                     in_flight=self._in_flight(),
@@ -86,7 +88,7 @@ class HealthSampler:
                     loop_lag_ns=loop_lag_ns,
                     receive_lag_p99_ns=int(np.percentile(lags_ns, 99, method="inverted_cdf")) if lags_ns else None,
                     receive_lag_max_ns=max(lags_ns, default=None),
-                    schedule_lag_max_ns=self._schedule_lag_max_ns,
+                    schedule_lag_max_ns=None,  # a closed loop has no schedule
                     gc_pause_ns=new_gc_ns - gc_ns,
                     open_fds=len(os.listdir("/proc/self/fd")),
                     rss_bytes=rss_bytes(),
@@ -94,7 +96,6 @@ class HealthSampler:
                 )
             )
             cpu_ns, gc_ns, delay_ns, sampled_ns = new_cpu_ns, new_gc_ns, new_delay_ns, now_ns
-            self._schedule_lag_max_ns = None
 
 
 def run_delay_ns() -> int | None:

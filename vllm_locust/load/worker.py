@@ -15,6 +15,7 @@ from gevent.event import Event
 
 from vllm_locust import clock
 from vllm_locust.aggregate import RunAggregate
+from vllm_locust.clock import WallAxis
 from vllm_locust.completion import CompletionReader
 from vllm_locust.config import RunConfig
 from vllm_locust.load.health import HealthSampler
@@ -54,7 +55,13 @@ class LoadWorker:
     """Lives from the master's prepare message until the worker has confirmed its flush."""
 
     def __init__(
-        self, config: RunConfig, assignment: Assignment, workload: Workload, sink: RecordSink, api_key: str | None
+        self,
+        config: RunConfig,
+        assignment: Assignment,
+        workload: Workload,
+        sink: RecordSink,
+        api_key: str | None,
+        axis: WallAxis,
     ) -> None:
         self.config = config
         self.assignment = assignment
@@ -63,6 +70,7 @@ class LoadWorker:
         self._slos = parse_slos(config.slos)
         self.draining = Event()
         self._sink = sink
+        self.axis = axis
         self._host = socket.gethostname()
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
@@ -79,6 +87,7 @@ class LoadWorker:
             lambda: self.aggregate.in_flight,
             lambda: sink.spooled_batches,
             sink.put_health,
+            axis,
         )
 
     def next_user_id(self) -> int:
@@ -176,8 +185,7 @@ class LoadWorker:
 
     def _record(self, call: Call, exchange: Exchange, request_id: str) -> RequestRecord:
         completion = exchange.completion
-        now_ns = clock.monotonic_ns()
-        sent_ns = now_ns if exchange.sent_ns is None else exchange.sent_ns
+        sent_ns = clock.monotonic_ns() if exchange.sent_ns is None else exchange.sent_ns
         chunk_ns = [at - sent_ns for at in completion.chunk_ns]
         coalesced = sum(1 for width in completion.chunk_width_ns if width)
         streamed = bool(call.streamed and chunk_ns)
@@ -192,7 +200,7 @@ class LoadWorker:
             task="",
             transport=self.transport.name,
             streamed=streamed,
-            sent_unix_ns=clock.unix_ns() - (now_ns - sent_ns),
+            sent_unix_ns=sent_ns + self.axis.offset_ns,
             outcome=exchange.outcome,
             connect_ns=exchange.connect_ns,
             headers_ns=None if exchange.headers_ns is None else exchange.headers_ns - sent_ns,

@@ -11,7 +11,8 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from vllm_locust import __version__, clock
+from vllm_locust import __version__
+from vllm_locust.clock import WallAxis
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError, VllmLocustError
 from vllm_locust.load.users import POST
@@ -80,11 +81,13 @@ class WorkerSide:
         options = redis_options(url, self._secrets.redis_password_file)
         self._store = RunStore(options, payload["run_id"])
         self._store.check_server()
+        axis = WallAxis()
         self._shipper = Shipper(
             self._store,
             ShipperConfig(worker_id=worker_id, spool_dir=Path(payload["spool_dir"])),
             spawn=gevent.spawn,
             offload=lambda call: gevent.get_hub().threadpool.apply(call),
+            unix_ns=axis.unix_ns,
         )
         assignment = Assignment(
             run_id=payload["run_id"],
@@ -97,7 +100,7 @@ class WorkerSide:
         self._draining = False
         self._left.clear()
         _calm_garbage_collector()
-        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key)
+        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key, axis)
         POST.put(load)
         self._snapshots = gevent.spawn(self._report, load)
 
@@ -128,7 +131,7 @@ class WorkerSide:
         if self._snapshots is not None:
             self._snapshots.kill()
         self._send_snapshot(load)
-        self._messenger.to_master(FLUSHED, flush_message(report, load.assignment.run_id))
+        self._messenger.to_master(FLUSHED, flush_message(report, load.assignment.run_id, load.axis.moved_ns()))
         POST.put(None)
         self.close()
         self._left.set()
@@ -160,7 +163,7 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def flush_message(report: FlushReport, run_id: str) -> dict[str, Any]:
+def flush_message(report: FlushReport, run_id: str, wall_clock_moved_ns: int) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "worker_id": report.worker_id,
@@ -168,5 +171,5 @@ def flush_message(report: FlushReport, run_id: str) -> dict[str, Any]:
         "durable_seq": report.durable_seq,
         "requests": report.requests,
         "spool_path": report.spool_path,
-        "time_unix_ns": clock.unix_ns(),
+        "wall_clock_moved_ns": wall_clock_moved_ns,
     }

@@ -66,7 +66,8 @@ class Shipper:
     """A ``RecordSink`` over one run's ``RunStore``.
 
     ``spawn`` starts the background task. ``offload`` runs one call that waits for the disk: a gevent process gives its
-    thread pool, so that a slow fsync does not stop the loop.
+    thread pool, so that a slow fsync does not stop the loop. ``unix_ns`` is the axis on which the records' wall-clock
+    times lie: its distance from the server's clock is what is measured and published.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Shipper:
         *,
         spawn: Callable[[Callable[[], None]], object] = start_thread,
         offload: Callable[[Callable[[], None]], object] = call_directly,
+        unix_ns: Callable[[], int] = clock.unix_ns,
     ) -> None:
+        self._unix_ns = unix_ns
         check_worker_id(config.worker_id)
         self._store = store
         self._config = config
@@ -264,7 +267,8 @@ class Shipper:
                 self._outbox.resend_all()
 
     def _measure_clock(self, server_run_id: str) -> None:
-        self._clock_offsets.append(measure_clock_offset(self._store.server_time_unix_ns, server_run_id))
+        offset = measure_clock_offset(self._store.server_time_unix_ns, server_run_id, unix_ns=self._unix_ns)
+        self._clock_offsets.append(offset)
         if len(self._clock_offsets) > _CLOCK_OFFSETS_AT_MOST:
             del self._clock_offsets[1:-1:2]
         self._store.publish_clock(self._config.worker_id, self._clock_offsets)

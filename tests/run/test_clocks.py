@@ -1,0 +1,64 @@
+"""Wall clocks that are wrong or are set during a run: no duration moves, and all series end on one axis."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.run.simulated import LocustRun, end_of, free_port, simserver, start_locust
+
+pytestmark = pytest.mark.timeout(120)
+
+SLOW = ("--first-token-ms", "20", "--token-interval-ms", "20")
+FLAGS = ("--headless", "--only-summary", "--run-dir", "run", "-u", "8", "-r", "8", "--warmup-requests", "0")
+
+
+def run_with_bent_worker(directory: Path, url: str, clock: str, duration: str) -> LocustRun:
+    """The worker's wall clock is bent, the master's and the server's are not."""
+    port = str(free_port())
+    load = ("-t", duration, "--max-tokens", "20", "--force-length")
+    bind = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "1")
+    master = start_locust(directory, url, *bind, *FLAGS, *load)
+    flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", port)
+    worker = start_locust(directory, None, *flags, VLLM_LOCUST_TEST_CLOCK=clock)
+    run = end_of(master, directory)
+    end_of(worker, directory, 20)
+    return run
+
+
+def test_a_step_of_the_wall_clock_moves_no_duration(tmp_path: Path) -> None:
+    with simserver(tmp_path, *SLOW) as server:
+        # The worker is up after some two seconds: the step falls into the middle of the load.
+        run = run_with_bent_worker(tmp_path, server.url, "step=7s@6s", "8s")
+        server.stop()
+        truth = {row["request_id"]: row for row in server.truth()}
+    rows = run.requests()
+    assert len(rows) > 50, run.output
+    assert max(row["sent_unix_ns"] for row in rows) - min(row["sent_unix_ns"] for row in rows) > 10 * 10**9, (
+        "it stepped"
+    )
+    for row in rows:
+        sent = truth[row["request_id"]]["chunk_before_ns"]
+        true_span_ns = sent[-1] - sent[0]
+        span_ns = row["chunk_ns"][-1] - row["chunk_ns"][0]
+        assert abs(span_ns - true_span_ns) < 200_000_000, "7 s would show"
+        assert all(after >= before for before, after in zip(row["chunk_ns"], row["chunk_ns"][1:], strict=False))
+    touched = [row for row in rows if row["stamp_source"] == "user"]
+    assert len(touched) <= 16, "only reads around the step are without a kernel stamp"
+    assert run.summary["stages"][0]["e2e_s"]["max"] < 2.0
+    assert "clock_stepped" in [reason["code"] for reason in run.summary["verdict"]["reasons"]], run.output
+
+
+def test_a_worker_whose_clock_is_wrong_is_put_on_the_common_axis(tmp_path: Path) -> None:
+    before_ns = time.time_ns()
+    with simserver(tmp_path, *SLOW) as server:
+        run = run_with_bent_worker(tmp_path, server.url, "offset=-3600s", "2s")
+    after_ns = time.time_ns()
+    rows = run.requests()
+    assert len(rows) > 20, run.output
+    assert all(before_ns < row["sent_unix_ns"] < after_ns for row in rows)
+    assert {row["phase"] for row in rows} == {"window"}
+    offsets = run.json("run.json")["clock"]["offset_ns"]
+    assert [round(offset / 1e9) for offset in offsets.values()] == [3600]
