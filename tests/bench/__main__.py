@@ -117,6 +117,13 @@ def _run_cases(
         results.doublings.extend(cases.linearity(bench, kernel))
 
 
+def _command(args: argparse.Namespace) -> str:
+    """What to type to measure the same again; where its files went is of no interest."""
+    said = {k: v for k, v in vars(args).items() if k not in ("work", "output") and v not in (None, False)}
+    flags = (f"--{k}" if v is True else f"--{k}={v}" for k, v in said.items())
+    return shlex.join(["python", "-m", "tests.bench", *flags])
+
+
 def _write(results: Results, output: Path) -> None:
     print(text_table(results.rows))
     for line in doubling_lines(results.doublings):
@@ -137,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         machine=machine(),
         versions={},
-        command=shlex.join(["python", "-m", "tests.bench", *argv]),
+        command=_command(args),
     )
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))

@@ -86,7 +86,9 @@ def machine() -> str:
         platform.machine(),
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    system = (
+        f"Linux {platform.release()}, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before"
+    )
     return f"{model}, {os.cpu_count()} CPUs, {memory:.0f} GiB, {system}"
 
 
