@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.simulated import FAST, SimServer, free_port, processes, run_locust, simserver
+from tests.store.servers import Server
 
 SHORT = ("-u", "1", "-r", "1", "-t", "1s")
 
@@ -101,3 +102,14 @@ def test_the_key_is_nowhere_in_the_results(server: SimServer, tmp_path: Path) ->
             assert b"Bearer" not in path.read_bytes(), path
             assert b"right\n" not in path.read_bytes(), path
     assert "Bearer" not in run.output
+
+
+def test_a_redis_that_wants_a_password_names_the_flag(server: SimServer, tmp_path: Path) -> None:
+    redis = Server("--requirepass", "secret")
+    try:
+        run = run_locust(tmp_path, server.url, *SHORT, "--redis-url", redis.url, OPENAI_API_KEY="right")
+    finally:
+        redis.close()
+    assert run.exit_code == 2, run.output
+    (said,) = (line for line in run.output.splitlines() if line.startswith("vllm-locust: "))
+    assert said.endswith("; give its password with --redis-password-file")

@@ -27,7 +27,7 @@ from vllm_locust.config import RunConfig
 from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
 from vllm_locust.load.preflight import ServerFacts
 from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
-from vllm_locust.run.messenger import DRAIN, PREPARE, Messenger
+from vllm_locust.run.messenger import DRAIN, PREPARE, Absences, Messenger
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
@@ -43,6 +43,8 @@ from vllm_locust.workload.workload import Workload
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 120.0
+SILENT_WHILE_PREPARED_S = 30.0
+"""Loading a large workload may keep a worker from its heartbeats for so long."""
 WAIT_FOR_GONE_S = 5.0
 RECORDER_TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -168,7 +170,14 @@ class RunController:
 
     def _await_ready(self) -> None:
         deadline_ns = clock.monotonic_ns() + round(READY_TIMEOUT_S * 1e9)
+        absences = Absences(self._messenger)
         while missing := [worker for worker in self._workers if worker not in self._ready]:
+            silent = absences.beyond(missing, SILENT_WHILE_PREPARED_S)
+            if left := [worker for worker in missing if worker in silent or self._messenger.has_left(worker)]:
+                raise RunFailed(
+                    f"workers left while they were prepared for the run: {', '.join(left)}; read their logs, "
+                    "and start again without them or when they are back"
+                )
             if clock.monotonic_ns() > deadline_ns:
                 raise RunFailed(f"workers {', '.join(missing)} did not get ready within {READY_TIMEOUT_S:.0f} s")
             gevent.sleep(POLL_S)
@@ -206,7 +215,7 @@ class RunController:
             gevent.sleep(POLL_S)
 
     def _all_users_ended(self) -> bool:
-        """The users of a finite workload end with it. A worker that has not reported yet, or is away, shows none too."""
+        """The users of a finite workload end with it. A worker that has not reported yet or is away shows none too."""
         if self._messenger.users:
             self._users_seen = True
             return False
@@ -271,17 +280,10 @@ class RunController:
         """The workers that were lost before they had flushed."""
         limit_ns = self._config.drain_timeout_ns + FLUSH_TIMEOUT_NS + 15_000_000_000
         deadline_ns = clock.monotonic_ns() + limit_ns
-        gone_since: dict[str, int] = {}
+        absences = Absences(self._messenger)
         while clock.monotonic_ns() < deadline_ns:
-            here = set(self._messenger.worker_ids())
             waiting = [worker for worker in self._workers if worker not in self._flushed]
-            now_ns = clock.monotonic_ns()
-            for worker in waiting:
-                if worker in here:
-                    gone_since.pop(worker, None)
-                else:
-                    gone_since.setdefault(worker, now_ns)
-            if all(now_ns - gone_since.get(worker, now_ns) > WAIT_FOR_GONE_S * 1e9 for worker in waiting):
+            if len(absences.beyond(waiting, WAIT_FOR_GONE_S)) == len(waiting):
                 break
             self._show(None)
             gevent.sleep(POLL_S)

@@ -159,7 +159,8 @@ class _MasterProcess:
         try:
             store.check_server()
         except StoreError as error:
-            raise UsageError(f"--redis-url: {error}; start it, or correct the address or the password") from None
+            fix = "" if "--redis-password-file" in str(error) else "; start it, or correct the address"
+            raise UsageError(f"--redis-url: {error}{fix}") from None
         finally:
             store.close()
 

@@ -6,11 +6,13 @@ Payloads are plain values that msgpack carries. Whatever a peer sent is checked 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
 from locust.runners import MasterRunner, WorkerRunner
+
+from vllm_locust import clock
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,25 @@ class Messenger:
             clients = self._runner.clients
             return sorted(str(client.id) for client in clients.all if client.state != "missing")
         return [self.own_id]
+
+    def has_left(self, worker_id: str) -> bool:
+        """Whether it has said goodbye. One that is only silent, be it busy or dead, has not."""
+        return isinstance(self._runner, MasterRunner) and worker_id not in self._runner.clients
+
+
+class Absences:
+    """For how long workers have been away, as far as was looked at them."""
+
+    def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
+        self._since_ns: dict[str, int] = {}
+
+    def beyond(self, worker_ids: Sequence[str], limit_s: float) -> list[str]:
+        """Those of the workers that have been away for longer. To be asked often."""
+        here, now_ns = set(self._messenger.worker_ids()), clock.monotonic_ns()
+        away = [worker for worker in worker_ids if worker not in here]
+        self._since_ns = {worker: self._since_ns.get(worker, now_ns) for worker in away}
+        return [worker for worker, since_ns in self._since_ns.items() if now_ns - since_ns > limit_s * 1e9]
 
 
 def _call(handler: Handler, kind: str, sender: str, payload: Any) -> None:

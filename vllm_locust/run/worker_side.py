@@ -50,6 +50,7 @@ class WorkerSide:
         try:
             self._prepare(payload)
         except VllmLocustError as error:
+            logger.error("This worker cannot take part in the run: %s", error)
             self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": str(error)})
             return
         self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": None, "pid": os.getpid()})

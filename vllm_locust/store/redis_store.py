@@ -123,6 +123,10 @@ class RunStore:
     def _naming(self, action: str) -> Iterator[None]:
         try:
             yield
+        except redis.AuthenticationError as exc:
+            raise StoreError(
+                f"Redis at {self._where} could not {action}: {exc}; give its password with --redis-password-file"
+            ) from exc
         except (redis.RedisError, OSError) as exc:
             raise StoreError(f"Redis at {self._where} could not {action}: {exc}") from exc
 

@@ -1,0 +1,66 @@
+"""Workers that cannot or will not take part in a run: it ends before it begins, and everyone says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.run.simulated import FAST, LocustRun, end_of, free_port, simserver, start_locust
+
+pytestmark = pytest.mark.timeout(120)
+
+LOAD = ("--headless", "--only-summary", "--run-dir", "run", "-u", "1", "-r", "1", "-t", "1s")
+
+
+def start_pair(
+    directory: Path, url: str, *worker_flags: str, **master_environment: str
+) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    port = str(free_port())
+    flags = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "1")
+    master = start_locust(directory, url, *flags, *LOAD, **master_environment)
+    return master, start_locust(
+        directory, None, "--worker", "--master-host", "127.0.0.1", "--master-port", port, *worker_flags
+    )
+
+
+def end_both(
+    directory: Path, master: subprocess.Popen[str], worker: subprocess.Popen[str]
+) -> tuple[LocustRun, LocustRun]:
+    try:
+        return end_of(master, directory, 40), end_of(worker, directory, 40)
+    finally:
+        for process in (master, worker):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+def test_a_refused_worker_says_why_on_its_own_host_too(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        master, worker = end_both(tmp_path, *start_pair(tmp_path, server.url, OPENAI_API_KEY="key"))
+        assert server.truth() == []
+    assert master.exit_code == 2, master.output
+    reason = "this worker has no API key but the master has; set OPENAI_API_KEY or --api-key-file here"
+    assert reason in master.output
+    assert f"This worker cannot take part in the run: {reason}" in worker.output
+
+
+def test_a_worker_that_leaves_while_it_is_prepared_is_not_waited_for(tmp_path: Path) -> None:
+    """Its Redis takes the connection and never answers: time enough to leave."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, simserver(tmp_path, *FAST) as server:
+        silent.settimeout(40)
+        redis_url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        pair = start_pair(tmp_path, server.url, "--redis-url", redis_url)
+        connection, _ = silent.accept()
+        pair[1].send_signal(signal.SIGTERM)
+        master, worker = end_both(tmp_path, *pair)
+        connection.close()
+        assert server.truth() == []
+    assert master.exit_code == 1, master.output
+    assert "workers left while they were prepared for the run: " in master.output
+    assert worker.exit_code == 0, worker.output
