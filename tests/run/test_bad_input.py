@@ -113,3 +113,13 @@ def test_a_redis_that_wants_a_password_names_the_flag(server: SimServer, tmp_pat
     assert run.exit_code == 2, run.output
     (said,) = (line for line in run.output.splitlines() if line.startswith("vllm-locust: "))
     assert said.endswith("; give its password with --redis-password-file")
+
+
+def test_a_directory_that_holds_a_run_is_not_written_to(server: SimServer, tmp_path: Path) -> None:
+    before = len(server.truth())
+    (tmp_path / "run" / "parts").mkdir(parents=True)
+    run = run_locust(tmp_path, server.url, *SHORT, OPENAI_API_KEY="right")
+    assert run.exit_code == 2, run.output
+    assert "vllm-locust: --run-dir run: the directory holds a run already; give another one\n" in run.output
+    assert list((tmp_path / "run").iterdir()) == [tmp_path / "run" / "parts"]
+    assert len(server.truth()) == before

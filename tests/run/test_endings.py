@@ -68,7 +68,7 @@ def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -
     web = f"http://127.0.0.1:{port}"
     with simserver(tmp_path, *FAST) as server:
         flags = ("--web-host", "127.0.0.1", "--web-port", str(port), "--warmup-requests", "8", "--max-tokens", "20")
-        load = start_locust(tmp_path, server.url, *flags, *processes(2))
+        load = start_locust(tmp_path, server.url, *flags, *processes(2), "--run-dir", "runs/web")
         try:
             wait_for_web(web, load)
             for number in (1, 2):
@@ -82,12 +82,16 @@ def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -
             if load.poll() is None:
                 os.killpg(load.pid, signal.SIGKILL)
         runs = [LocustRun(ended.exit_code, ended.output, path) for path in sorted((tmp_path / "runs").iterdir())]
-        assert len(runs) == 2, ended.output
+        assert [run.run_dir.name for run in runs] == ["web", "web-2"], ended.output
         server.stop()
         sent = [row["request_id"] for row in server.truth()]
     recorded = [row["request_id"] for run in runs for row in run.requests()]
     assert sorted(recorded) == sorted(sent)
     assert all((run.run_dir / name).exists() for run in runs for name in FILES)
+    (first, second) = (line for line in ended.output.splitlines() if "Run 2" in line and "warm-up of" in line)
+    assert f"{server.url}, model sim, workload sharegpt, 8 users; warm-up of 8 requests or 60 s, then a " in first
+    assert first.endswith("window of no set length, until it is stopped; results in runs/web")
+    assert second.endswith("results in runs/web-2")
     assert ended.exit_code in (0, 4), ended.output
 
 

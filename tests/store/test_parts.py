@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.servers import health, request
-from vllm_locust.errors import StoreError
+from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.store.columns import RequestColumns, health_to_arrow
 from vllm_locust.store.finalize import REQUESTS_PARQUET_ORDER, finalize
 from vllm_locust.store.parts import PartStore, WorkerLedger, list_parts
@@ -181,5 +181,15 @@ def test_json_is_strict_and_whole_or_absent(run_dir: RunDirectory) -> None:
 def test_a_directory_with_a_run_in_it_is_not_used_again(run_dir: RunDirectory) -> None:
     RunDirectory.create(run_dir.path)
     write_json(run_dir.run_json, {})
-    with pytest.raises(StoreError, match="holds a run already"):
+    with pytest.raises(UsageError, match="holds a run already"):
         RunDirectory.create(run_dir.path)
+
+
+def test_one_of_many_runs_takes_the_next_free_directory(run_dir: RunDirectory) -> None:
+    assert RunDirectory.create_next(run_dir.path) == run_dir
+    write_json(run_dir.run_json, {})
+    second = RunDirectory.create_next(run_dir.path)
+    assert second.path == run_dir.path.with_name("run-2")
+    second.parts.mkdir()
+    (run_dir.path.with_name("run-3")).mkdir()
+    assert RunDirectory.create_next(run_dir.path).path == run_dir.path.with_name("run-3")

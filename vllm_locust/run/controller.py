@@ -63,7 +63,8 @@ class Checked:
 class RunController:
     """One test run. ``start`` raises when it cannot begin; after that ``finish`` must be called, from anywhere."""
 
-    def __init__(self, messenger: Messenger, checked: Checked, snapshots: Snapshots) -> None:
+    def __init__(self, messenger: Messenger, checked: Checked, snapshots: Snapshots, *, one_of_many: bool) -> None:
+        """``one_of_many``: further runs may follow in this process, and share its ``--run-dir`` with a number each."""
         self._messenger = messenger
         self._checked = checked
         self._config = checked.config
@@ -87,7 +88,8 @@ class RunController:
         self._phase = "warmup"
         self._progress = Progress(self._config.progress)
         self._conductor: gevent.Greenlet | None = None
-        self.run_dir = RunDirectory.create(Path(self._config.run_dir or f"runs/{self.run_id}"))
+        create = RunDirectory.create_next if one_of_many else RunDirectory.create
+        self.run_dir = create(Path(self._config.run_dir or f"runs/{self.run_id}"))
 
     # The beginning
 
@@ -100,6 +102,7 @@ class RunController:
         except BaseException:
             self._tear_down()
             raise
+        self._announce()
         self._conductor = gevent.spawn(self._conduct, finish_locust)
 
     def _bring_up(self) -> None:
@@ -126,6 +129,22 @@ class RunController:
         for share, worker_id in enumerate(self._workers):
             self._messenger.to_worker(worker_id, PREPARE, self._prepare_message(url, share))
         self._await_ready()
+
+    def _announce(self) -> None:
+        config, window_ns = self._config, self._config.window_ns
+        logger.info(
+            "Run %s: %s, model %s, workload %s, %d users; warm-up of %d requests or %g s, then a window of %s; "
+            "results in %s",
+            self.run_id,
+            ", ".join(target.url for target in config.targets),
+            self._checked.server.model,
+            self._checked.workload.name,
+            self._messenger.users_wanted,
+            config.warmup_requests,
+            config.warmup_time_ns / 1e9,
+            "no set length, until it is stopped" if window_ns is None else f"{window_ns / 1e9:g} s",
+            self.run_dir.path,
+        )
 
     def _prepare_message(self, redis_url: str, share: int) -> dict[str, Any]:
         return {

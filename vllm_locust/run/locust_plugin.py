@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -27,6 +28,7 @@ from vllm_locust.run.secrets import Secrets
 from vllm_locust.run.worker_side import WorkerSide
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.workload.load import load_workload
 
 __all__ = ["ChatUser"]
@@ -139,6 +141,8 @@ class _MasterProcess:
             options |= {name: now.get(name) for name in WEB_OPTIONS}
         host = self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
         config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
+        if self._headless and config.run_dir is not None:
+            RunDirectory(Path(config.run_dir)).refuse_run()
         self._check_redis(config)
         server = ask_server(config, self._secrets.api_key)
         workload = load_workload(
@@ -176,7 +180,7 @@ class _MasterProcess:
         try:
             self._snapshots = Snapshots()
             checked = self._checked if self._checked is not None else self._check()
-            controller = RunController(self._messenger, checked, self._snapshots)
+            controller = RunController(self._messenger, checked, self._snapshots, one_of_many=not self._headless)
             self._controller = controller
             controller.start(self._end_of_run)
         except VllmLocustError as error:

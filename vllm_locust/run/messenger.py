@@ -43,6 +43,11 @@ class Messenger:
         return int(self._runner.user_count)
 
     @property
+    def users_wanted(self) -> int:
+        """Users that the run is to have when its ramp-up is over."""
+        return int(self._runner.target_user_count)
+
+    @property
     def sessions_wanted(self) -> bool:
         """Whether a user class of the locustfile holds whole conversations."""
         return any(getattr(cls, "holds_sessions", False) for cls in self._runner.user_classes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vllm_locust.errors import StoreError
+from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.store.durable_file import atomic_path
 
 
@@ -21,15 +22,28 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
-        """A new directory for a run, or ``StoreError`` when there is one with a run in it."""
+        """A new directory for a run. Raises ``UsageError`` where there is one with a run in it."""
+        made = cls(path)
+        made.refuse_run()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise StoreError(f"the run directory {path} cannot be made: {exc.strerror}") from exc
-        made = cls(path)
-        if made.run_json.exists() or made.parts.exists():
-            raise StoreError(f"the run directory {path} holds a run already: give another --run-dir")
         return made
+
+    @classmethod
+    def create_next(cls, path: Path) -> RunDirectory:
+        """The first of ``path``, ``path-2``, ``path-3`` … that holds no run yet."""
+        numbered = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in count(1))
+        return cls.create(next(candidate for candidate in numbered if not cls(candidate).holds_run))
+
+    @property
+    def holds_run(self) -> bool:
+        return self.run_json.exists() or self.parts.exists()
+
+    def refuse_run(self) -> None:
+        if self.holds_run:
+            raise UsageError(f"--run-dir {self.path}: the directory holds a run already; give another one")
 
     @property
     def run_json(self) -> Path:
