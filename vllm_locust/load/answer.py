@@ -34,8 +34,8 @@ class HttpAnswer:
         self._bodies: list[bytes] = []
         self._collected = bytearray()
         self._between_chunks = False
-        self._plain = False
-        """Between two chunks of the body and between two events at once."""
+        self.plain = False
+        """Between two chunks of the body and between two events at once: ``only_event`` may look at the next read."""
         self._message_ended = False
         self._keep_alive = False
         self._extra = False
@@ -84,11 +84,9 @@ class HttpAnswer:
     def feed(self, read: Read) -> None:
         """Take one read of plain (decrypted) bytes. Sets ``complete`` at the end of the answer."""
         data, stamp_ns, _, _, _ = read
-        if self._plain:
-            event_data = _only_event(data)
-            if event_data is not None:
-                self._completion.on_data(event_data, stamp_ns)
-                return
+        if self.plain and (event_data := only_event(data)) is not None:
+            self._completion.on_data(event_data, stamp_ns)
+            return
         self._stamp_ns = stamp_ns
         try:
             self._parser.feed_data(data)
@@ -99,14 +97,14 @@ class HttpAnswer:
             body = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
             self._bodies.clear()
             self._take_body(body, read)
-        self._plain = self._between_chunks and self._decoder is not None and self._decoder.between_events
+        self.plain = self._between_chunks and self._decoder is not None and self._decoder.between_events
         if self._message_ended and not self.complete:
             self._finish(stamp_ns)
 
     @property
     def streaming(self) -> bool:
         """In the middle of a stream of tokens whose end the framing will tell: nothing hangs on parsing at once."""
-        return self._plain and bool(self._completion.chunk_ns)
+        return self.plain and bool(self._completion.chunk_ns)
 
     def end_of_stream(self, stamp_ns: int, error: OSError | None) -> None:
         """The server closed the connection, or it broke."""
@@ -169,18 +167,25 @@ class HttpAnswer:
         self.complete = True
 
 
-def _only_event(data: bytes) -> bytes | None:
-    """The event's data, if ``data`` is exactly one HTTP chunk without extensions that holds exactly one event, of one
-    ``data: `` line ended by LF; else None.
+def only_event(data: bytes) -> bytes | None:
+    """The event's data, if ``data`` is exactly one HTTP chunk that holds exactly one event, of one ``data: `` line
+    ended by LF, with the chunk's size as every server writes it; else None.
     """
-    line_end = data.find(b"\r\n", 1, 9)
-    if line_end < 0 or data[line_end + 2 : line_end + 8] != b"data: " or data[-4:] != b"\n\n\r\n":
+    head = _heads.get(len(data))
+    if head is None or not data.startswith(head) or not data.endswith(b"\n\n\r\n"):
         return None
-    digits = data[:line_end]
-    if digits.strip(b"0123456789abcdefABCDEF") or int(digits, 16) != len(data) - line_end - 4:
-        return None
-    event_data = data[line_end + 8 : -4]
+    event_data = data[len(head) : -4]
     return None if b"\n" in event_data or b"\r" in event_data else event_data
+
+
+def _head_of(size: int) -> tuple[int, bytes]:
+    """The length of a chunk of ``size`` bytes with its frame, and how it begins."""
+    head = b"%x\r\n" % size
+    return len(head) + size + 2, head + b"data: "
+
+
+_heads = dict(_head_of(size) for size in range(len(b"data: \n\n"), 8192))
+"""By the length of the whole chunk. Larger ones are rare, and take the long way."""
 
 
 def _reason(error: OSError | None, closed: str) -> str:

@@ -12,7 +12,7 @@ from gevent.event import Event
 from vllm_locust import clock
 from vllm_locust.completion import CompletionReader
 from vllm_locust.config import Target
-from vllm_locust.load.answer import HttpAnswer
+from vllm_locust.load.answer import HttpAnswer, only_event
 from vllm_locust.load.connection import Connection, ConnectionPool
 from vllm_locust.load.receiver import Inbox, Read, Receiver
 from vllm_locust.load.transport import Call, CutShort, Exchange, connect_failure, exceeded_timeout
@@ -64,8 +64,15 @@ class _Stream:
     def _feed(self, reads: list[Read]) -> None:
         answer = self.answer
         tls = self.connection.tls
+        on_data = self.exchange.completion.on_data
         for read in reads:
             data, stamp_ns, _, stamped, lag_ns = read
+            if answer.plain and stamped and (event_data := only_event(data)) is not None:
+                self.last_byte_ns = stamp_ns
+                if lag_ns > self.lag_max_ns:
+                    self.lag_max_ns = lag_ns
+                on_data(event_data, stamp_ns)
+                continue
             if answer.complete:
                 answer.reusable = False
                 return

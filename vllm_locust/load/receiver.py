@@ -138,12 +138,58 @@ class Receiver:
         distance_ns = clock.unix_minus_monotonic_ns()
         allowed_ns = STEP_NS + (polled_ns - self._previous_poll_ns) // DRIFT_DIVISOR
         steady = abs(distance_ns - self._distance_ns) <= allowed_ns
-        for fd, _ in ready:
-            inbox = self._inboxes.get(fd)
-            if inbox is not None:
-                self._read(inbox, distance_ns, steady)
+        self._read_all(ready, distance_ns, steady)
         self._previous_poll_ns = self._empty_ns = polled_ns
         self._distance_ns = distance_ns
+
+    def _read_all(self, ready: list[tuple[int, int]], distance_ns: int, steady: bool) -> None:
+        """The hot path: one loop without a call of our own for each read in the middle of a stream."""
+        inboxes, empty_ns, lags_ns, unpack = self._inboxes, self._empty_ns, self.receive_lag.lags_ns, _timespec.unpack
+        monotonic_ns, bend_stamp = clock.monotonic_ns, clock.bend_stamp
+        roomy = self._held_bytes < HELD_BYTES_LIMIT // 2
+        held_bytes = 0
+        for fd, _ in ready:
+            inbox = inboxes.get(fd)
+            if inbox is None:
+                continue
+            try:
+                data, ancillary, _, _ = inbox.recvmsg(READ_BYTES, 64)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                inbox.error = error
+                data, ancillary = b"", ()
+            now_ns = monotonic_ns()
+            floor_ns = empty_ns if empty_ns > inbox.drained_ns else inbox.drained_ns
+            if ancillary and steady:
+                seconds, nanoseconds = unpack(ancillary[0][2])
+                stamp_unix_ns = seconds * 1_000_000_000 + nanoseconds
+                if bend_stamp is not None:
+                    stamp_unix_ns = bend_stamp(stamp_unix_ns)
+                lag_ns = now_ns + distance_ns - stamp_unix_ns
+                if lag_ns < 0:
+                    lag_ns = 0
+                lags_ns.append(lag_ns)
+                read = (data, now_ns - lag_ns, floor_ns, True, lag_ns)
+            else:
+                self.receive_lag.unstamped_reads += bool(data)
+                read = (data, now_ns, floor_ns, False, 0)
+            held_bytes += len(data)
+            reads = inbox.reads
+            reads.append(read)
+            if len(data) < READ_BYTES:
+                inbox.drained_ns = now_ns
+            if not (
+                inbox.patient
+                and roomy
+                and len(reads) < PATIENT_READS
+                and data[-4:] != b"\r\n\r\n"
+                and 0 < len(data) < PATIENT_BYTES
+            ):
+                if not data:
+                    self.forget(inbox)
+                self.parse_soon(inbox)
+        self._held_bytes += held_bytes
 
     def _note_wait(self) -> None:
         self._waits_from_ns = clock.monotonic_ns()
@@ -152,7 +198,7 @@ class Receiver:
         now_ns = clock.monotonic_ns()
         if not self._polled:
             # The loop's last look at its descriptors found nothing to read.
-            self._empty_ns = self._woke_ns
+            self._empty_ns = max(self._empty_ns, self._woke_ns)
         self._polled = False
         self._woke_ns = now_ns
         waited_ns = now_ns - self._waits_from_ns
@@ -160,50 +206,11 @@ class Receiver:
             run_delay_ns = self._read_run_delay_ns()
             delay_ns, self._run_delay_ns = run_delay_ns - self._run_delay_ns, run_delay_ns
             if waited_ns - delay_ns > SLEPT_NS:
-                self._empty_ns = now_ns - delay_ns - WAKE_UP_NS
+                self._empty_ns = max(self._empty_ns, now_ns - delay_ns - WAKE_UP_NS)
 
     def _read_run_delay_ns(self) -> int:
         """How long this thread has waited for a core since it began."""
         return int(os.pread(self._schedstat, 64, 0).split()[1])
-
-    def _read(self, inbox: Inbox, distance_ns: int, steady: bool) -> None:
-        try:
-            data, ancillary, _, _ = inbox.recvmsg(READ_BYTES, 64)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            inbox.error = error
-            data, ancillary = b"", ()
-        now_ns = clock.monotonic_ns()
-        floor_ns = self._empty_ns if self._empty_ns > inbox.drained_ns else inbox.drained_ns
-        if len(data) < READ_BYTES:
-            inbox.drained_ns = now_ns
-        if ancillary and steady:
-            seconds, nanoseconds = _timespec.unpack(ancillary[0][2])
-            stamp_unix_ns = seconds * 1_000_000_000 + nanoseconds
-            if clock.bend_stamp is not None:
-                stamp_unix_ns = clock.bend_stamp(stamp_unix_ns)
-            lag_ns = now_ns - (stamp_unix_ns - distance_ns)
-            if lag_ns < 0:
-                lag_ns = 0
-            self.receive_lag.lags_ns.append(lag_ns)
-            inbox.reads.append((data, now_ns - lag_ns, floor_ns, True, lag_ns))
-        else:
-            if data:
-                self.receive_lag.unstamped_reads += 1
-            inbox.reads.append((data, now_ns, floor_ns, False, 0))
-        self._held_bytes += len(data)
-        if not data:
-            self.forget(inbox)
-        if not inbox.queued and (
-            not inbox.patient
-            or len(inbox.reads) >= PATIENT_READS
-            or data[-4:] == b"\r\n\r\n"
-            or not data
-            or len(data) > PATIENT_BYTES
-            or self._held_bytes > HELD_BYTES_LIMIT // 2
-        ):
-            self.parse_soon(inbox)
 
     def parse_soon(self, inbox: Inbox) -> None:
         """Have what is unparsed of this socket parsed in the next turns of the loop."""
