@@ -47,7 +47,7 @@ class _Stream:
         self.connection = connection
         self.exchange = Exchange(CompletionReader(streamed=call.streamed))
         self.answer = HttpAnswer(self.exchange)
-        self.inbox = Inbox(connection.sock, self.consume)
+        self.inbox = Inbox(connection.sock, connection.stamps, self.consume)
         self.finished = Event()
         self.last_byte_ns = 0
         self.lag_max_ns = 0
