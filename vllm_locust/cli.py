@@ -39,7 +39,18 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     merge = commands.add_parser("merge", help="write a run's tables and reports from its records")
-    merge.add_argument("run_dir", type=Path, help="the run directory")
+    merge.add_argument("which", metavar="RUN", help="the run directory, or the id of a run")
+    merge.add_argument(
+        "--spool",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="spools copied from a worker's host; repeatable",
+    )
+    merge.add_argument("--redis-url", help="take in what is left of the run in this Redis or Valkey first")
+    merge.add_argument("--redis-password-file", type=Path, help="file that holds the Redis password")
+    merge.add_argument("--run-dir", type=Path, help="the directory of the run RUN (default: runs/<run id>)")
     merge.set_defaults(run=_merge)
 
     report = commands.add_parser("report", help="write a run's summary and reports anew, and print the table")
@@ -62,9 +73,16 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _merge(options: argparse.Namespace) -> int:
     from vllm_locust.run.merge import merge_run
-    from vllm_locust.store.rundir import RunDirectory
+    from vllm_locust.run.recovery import MergeOrder
 
-    merged = merge_run(RunDirectory(options.run_dir))
+    order = MergeOrder.parse(
+        options.which,
+        run_dir=options.run_dir,
+        spool_dirs=options.spool,
+        redis_url=options.redis_url,
+        redis_password_file=options.redis_password_file,
+    )
+    merged = merge_run(order)
     print(merged.text)
     return merged.exit_code
 

@@ -222,8 +222,8 @@ def _spool_left(evidence: Evidence, _: Thresholds) -> Reason | None:
     if not evidence.spooled_batches:
         return None
     sentence = (
-        f"{evidence.spooled_batches} record batches still lie in workers' spool files: "
-        "complete the run with `vllm-locust merge`."
+        f"{evidence.spooled_batches} record batches still lie in workers' spool files: copy their spool/ here and "
+        "complete the run with `vllm-locust merge RUN --spool DIR`."
     )
     return Reason("spool_left", Status.INVALID, sentence, evidence.spooled_batches, fails_run=True)
 

@@ -6,6 +6,7 @@ merges, and only then does Locust quit.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
@@ -29,6 +30,7 @@ from vllm_locust.load.preflight import ServerFacts
 from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
 from vllm_locust.run.messenger import DRAIN, PREPARE, Absences, Messenger
 from vllm_locust.run.progress import Progress
+from vllm_locust.run.recovery import RUN, STOPPED_EARLY, WINDOW_END, WINDOW_START
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
@@ -125,7 +127,9 @@ class RunController:
             spawn=gevent.spawn,
         )
         self._workers = self._messenger.worker_ids()
-        write_json(self.run_dir.run_json, self._run_json(None, None))
+        at_start = self._run_json(None, None)
+        write_json(self.run_dir.run_json, at_start)
+        self._store.publish_control({RUN: json.dumps(at_start)})
         for share, worker_id in enumerate(self._workers):
             self._messenger.to_worker(worker_id, PREPARE, self._prepare_message(url, share))
         self._await_ready()
@@ -210,6 +214,7 @@ class RunController:
         self._warm_up()
         start_ns = clock.monotonic_ns()
         self._window.append(self._common_unix_ns())
+        self._publish({WINDOW_START: str(self._window[0])})
         self._phase = "window"
         length_ns = self._config.window_ns
         while length_ns is None or clock.monotonic_ns() - start_ns < length_ns:
@@ -244,6 +249,14 @@ class RunController:
         known = [self._snapshots.of_worker(worker_id) for worker_id in self._snapshots.worker_ids]
         return sum(sum(snapshot.aggregate.finished.values()) for snapshot in known if snapshot is not None)
 
+    def _publish(self, fields: dict[str, str]) -> None:
+        """For a merge after this master's sudden end. Where it does not, run.json has the same."""
+        try:
+            if self._store is not None:
+                self._store.publish_control(fields)
+        except StoreError as error:
+            logger.warning("%s", error)
+
     def _common_unix_ns(self) -> int:
         """Now on the Redis server's clock, which is the common one. An offset within its own uncertainty is none."""
         offset = self._clock_offset
@@ -277,14 +290,18 @@ class RunController:
             self._finished.set()
 
     def _finish(self, reason: str | None) -> None:
+        stopped_early = reason if self._config.window_ns is not None or not self._window else None
         if self._window:
             self._window.append(self._common_unix_ns())
+            self._publish({WINDOW_END: str(self._window[1])})
+        self._publish({STOPPED_EARLY: stopped_early or ""})
         self._phase = "drain"
         self._messenger_to_all(DRAIN)
         missing = self._await_flushed()
         report = self._end_recorder()
-        stopped_early = reason if self._config.window_ns is not None or not self._window else None
-        write_json(self.run_dir.run_json, self._run_json(report, stopped_early, missing))
+        write_json(
+            self.run_dir.run_json, self._run_json(report, stopped_early, missing) | {"ended_unix_ns": clock.unix_ns()}
+        )
         self._progress.end()
         self._merge()
         if self._store is not None and report is not None and report.drained:
@@ -368,34 +385,30 @@ class RunController:
                 "fingerprint": workload.fingerprint,
             },
             "started_unix_ns": self._started_unix_ns,
-            "ended_unix_ns": clock.unix_ns(),
+            "ended_unix_ns": None,
             "window": {"start_unix_ns": self._window[0], "end_unix_ns": self._window[1]}
             if len(self._window) == 2
             else None,
             "stages": [],
             "stopped_early": stopped_early,
-            "workers": {"expected": len(self._workers), "ids": self._workers, "missing": missing or []},
-            "records": self._records_json(report, missing or []),
+            "workers": self._workers_json(missing or []),
+            "records": None,
             "recorder": None if report is None else asdict(report),
             "slots": None,
         }
 
-    def _records_json(self, report: RecorderReport | None, missing: list[str]) -> dict[str, int]:
-        """What is known to exist and is in no file: from the workers' own last words, and for a lost one from its
-        snapshot.
+    def _workers_json(self, missing: list[str]) -> dict[str, Any]:
+        """With the last words of the workers, and of those that were lost before they had any the requests that they
+        are known to have finished: by these the merge finds what is in no file.
         """
-        durable: dict[str, int] = {} if report is None else dict(report.durable)
-        rows: dict[str, int] = {} if report is None else dict(report.worker_rows)
-        batches = spooled = 0
-        for worker_id, flushed in self._flushed.items():
-            behind = int(flushed["last_seq"]) - durable.get(worker_id, 0)
-            if flushed["spool_path"]:
-                spooled += behind
-            else:
-                batches += max(0, behind)
-        lost = 0 if report is None else report.lost_rows
-        for worker_id in missing:
-            snapshot = self._snapshots.of_worker(worker_id)
-            known = 0 if snapshot is None else sum(snapshot.aggregate.finished.values())
-            lost += max(0, known - rows.get(worker_id, 0))
-        return {"lost": lost, "batches_lost": batches, "spooled_batches": max(0, spooled)}
+        snapshots = {worker_id: self._snapshots.of_worker(worker_id) for worker_id in missing}
+        return {
+            "expected": len(self._workers),
+            "ids": self._workers,
+            "missing": missing,
+            "flushed": dict(sorted(self._flushed.items())),
+            "finished": {
+                worker_id: 0 if snapshot is None else sum(snapshot.aggregate.finished.values())
+                for worker_id, snapshot in snapshots.items()
+            },
+        }

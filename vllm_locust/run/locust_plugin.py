@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.event import Event
 from locust import argument_parser, events
 from locust.runners import LocalRunner, Runner, WorkerRunner
 
@@ -36,10 +37,15 @@ __all__ = ["ChatUser"]
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_WORKERS_ARE_FORKED = Event()
 
 
 def _end_with_parent() -> None:
-    """``--processes`` forks workers that nothing would end if the master died before they were connected."""
+    """``--processes`` forks workers that nothing would end if the master died before they were connected. What is
+    forked later, the recorder and the embedded Valkey, outlives the master: it keeps what the workers still send.
+    """
+    if _WORKERS_ARE_FORKED.is_set():
+        return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -51,6 +57,7 @@ def _on_parser(parser: Any, **_: Any) -> None:
 
 
 def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:
+    _WORKERS_ARE_FORKED.set()
     options = dict(vars(environment.parsed_options))
     try:
         secrets = Secrets.read(options)

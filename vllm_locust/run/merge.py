@@ -5,10 +5,8 @@ A merge can be repeated and gives the same bytes again: it starts from the parts
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vllm_locust.config import RunConfig
-from vllm_locust.errors import RunFailed, WorkloadError
+from vllm_locust.errors import UsageError, WorkloadError
 from vllm_locust.phases import PHASES, Phase, assign_phase, belonging_time, interval_index
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.report.html import render_html
 from vllm_locust.report.summary import summarize
 from vllm_locust.report.text import render_text
+from vllm_locust.run.common_clock import WorkerClocks
+from vllm_locust.run.recovery import MergeOrder, completed, read_control, take_in
 from vllm_locust.slo import Slo, judge_requests, parse_slos
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_text
@@ -39,24 +39,27 @@ class Merged:
         return int(self.summary["exit_code"])
 
 
-def merge_run(run_dir: RunDirectory) -> Merged:
-    """Write every result of the run in ``run_dir``. Raises RunFailed where there is no run to merge."""
-    if not run_dir.run_json.is_file():
-        raise RunFailed(f"{run_dir.path} holds no run.json; give the directory of a run")
-    run = read_json(run_dir.run_json)
-    clocks = worker_clocks(run_dir)
+def merge_run(order: MergeOrder) -> Merged:
+    """Take in what is left of the run in spools and in Redis, and write all its results."""
+    take_in(order)
+    run_dir = order.run_dir
+    control = read_control(run_dir)
+    clocks = WorkerClocks.from_control(control)
+    run = completed(read_json(run_dir.run_json), control, run_dir, clocks)
     run["clock"] = clocks.as_json()
     slos = parse_slos(run["config"]["slos"])
     finalize(
         run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, lambda rows: add_columns(rows, run, slos, clocks)
     )
-    finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet, lambda rows: on_common_clock(rows, clocks))
+    finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet, clocks.move)
     write_json(run_dir.run_json, run)
     return report_run(run_dir)
 
 
 def report_run(run_dir: RunDirectory) -> Merged:
-    """Make summary and reports from the tables that a merge has written."""
+    """Make summary and reports from the tables that a merge has written. Raises UsageError where there are none."""
+    if not (run_dir.run_json.is_file() and run_dir.requests_parquet.is_file()):
+        raise UsageError(f"{run_dir.path} holds no merged run; give the directory of a run, or merge it first")
     run = read_json(run_dir.run_json)
     reference = _length_reference(run)
     summary = summarize(run, run_dir.requests_parquet, workers=run_dir.workers_parquet, length_reference=reference)
@@ -67,64 +70,9 @@ def report_run(run_dir: RunDirectory) -> Merged:
     return Merged(summary, text)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerClocks:
-    """How far each worker's wall clock is from the Redis server's, which is the common clock."""
-
-    offset_ns: Mapping[str, int]
-    uncertainty_max_ns: int | None
-    step_max_ns: int | None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "offset_ns": dict(self.offset_ns),
-            "uncertainty_max_ns": self.uncertainty_max_ns,
-            "step_max_ns": self.step_max_ns,
-        }
-
-    def of(self, worker_ids: list[str | None]) -> npt.NDArray[np.int64]:
-        return np.array([self.offset_ns.get(worker or "", 0) for worker in worker_ids], dtype=np.int64)
-
-
-def worker_clocks(run_dir: RunDirectory) -> WorkerClocks:
-    """From the clock fields that the workers published. An offset within its own uncertainty is none."""
-    control = read_json(run_dir.control_json) if run_dir.control_json.is_file() else {}
-    offsets, uncertainties, steps = {}, [], []
-    for name, lines in control.items():
-        if not name.startswith("clock:"):
-            continue
-        measured = [json.loads(line) for line in lines.splitlines()]
-        if not measured:
-            continue
-        best = min(measured, key=lambda one: int(one["uncertainty_ns"]))
-        offset_ns, uncertainty_ns = int(best["offset_ns"]), int(best["uncertainty_ns"])
-        offsets[name.removeprefix("clock:")] = offset_ns if abs(offset_ns) > uncertainty_ns else 0
-        uncertainties.append(uncertainty_ns)
-        steps.append(_wall_step_ns(measured))
-    return WorkerClocks(offsets, max(uncertainties, default=None), max(steps, default=None))
-
-
-def _wall_step_ns(measured: list[dict[str, Any]]) -> int:
-    """How far the wall clock ran away from the monotonic one between two measurements."""
-    distances = [int(one["measured_unix_ns"]) - int(one["measured_monotonic_ns"]) for one in measured]
-    return max((abs(after - before) for before, after in pairwise(distances)), default=0)
-
-
-def on_common_clock(rows: pa.RecordBatch, clocks: WorkerClocks) -> pa.RecordBatch:
-    """The rows with every ``*_unix_ns`` column moved from its worker's clock to the common one."""
-    if not any(clocks.offset_ns.values()):
-        return rows
-    offsets = clocks.of(rows.column("worker_id").to_pylist())
-    for index, name in enumerate(rows.schema.names):
-        if name.endswith("_unix_ns"):
-            moved = pa.compute.add(rows.column(index), pa.array(offsets))
-            rows = rows.set_column(index, rows.schema.field(index), moved)
-    return rows
-
-
 def add_columns(rows: pa.RecordBatch, run: Mapping[str, Any], slos: list[Slo], clocks: WorkerClocks) -> pa.RecordBatch:
     """The rows on the common clock, with ``phase``, ``stage`` and ``good``."""
-    rows = on_common_clock(rows, clocks)
+    rows = clocks.move(rows)
     columns = RequestColumns(rows)
     belongs_ns = belonging_time(
         columns.ints("scheduled_unix_ns"), columns.known("scheduled_unix_ns"), columns.ints("sent_unix_ns")

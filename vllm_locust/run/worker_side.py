@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 from pathlib import Path
@@ -14,11 +15,12 @@ from gevent.event import Event
 from vllm_locust import __version__
 from vllm_locust.clock import WallAxis
 from vllm_locust.config import RunConfig
-from vllm_locust.errors import UsageError, VllmLocustError
+from vllm_locust.errors import StoreError, UsageError, VllmLocustError
 from vllm_locust.load.users import POST
 from vllm_locust.load.worker import Assignment, LoadWorker
 from vllm_locust.record import FlushReport
 from vllm_locust.run.messenger import DRAIN, FLUSHED, PREPARE, READY, SNAPSHOT, Messenger
+from vllm_locust.run.recovery import flushed_field
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
@@ -132,10 +134,20 @@ class WorkerSide:
         if self._snapshots is not None:
             self._snapshots.kill()
         self._send_snapshot(load)
-        self._messenger.to_master(FLUSHED, flush_message(report, load.assignment.run_id, load.axis.moved_ns()))
+        last_words = flush_message(report, load.assignment.run_id, load.axis.moved_ns())
+        self._publish(last_words)
+        self._messenger.to_master(FLUSHED, last_words)
         POST.put(None)
         self.close()
         self._left.set()
+
+    def _publish(self, last_words: dict[str, Any]) -> None:
+        """For a merge without the master, should it be gone."""
+        try:
+            if self._store is not None:
+                self._store.publish_control({flushed_field(last_words["worker_id"]): json.dumps(last_words)})
+        except StoreError as error:
+            logger.warning("%s", error)
 
     def leave(self) -> None:
         """This process was told to end: drain and flush as at the end of a run, then return."""

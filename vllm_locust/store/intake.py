@@ -32,6 +32,7 @@ class RecorderReport:
     refused: dict[str, int]
     durable: dict[str, int]
     highest: dict[str, int]
+    worker_batches: dict[str, int]
     worker_rows: dict[str, int]
     worker_lost_rows: dict[str, int]
     error: str | None
@@ -102,6 +103,7 @@ class Intake:
             refused=dict(self._refused),
             durable=self.parts.durable(),
             highest={worker_id: ledger.highest for worker_id, ledger in workers.items()},
+            worker_batches={worker_id: ledger.batches for worker_id, ledger in workers.items()},
             worker_rows={worker_id: ledger.rows for worker_id, ledger in workers.items()},
             worker_lost_rows={worker_id: ledger.lost_rows for worker_id, ledger in workers.items()},
             error=error,

@@ -28,6 +28,10 @@ _LISTED: Final = b"vllm_locust.batches"
 _RUN: Final = b"vllm_locust.run_id"
 
 
+class PartsInUse(StoreError):
+    """Another process holds the lock of the parts."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartBatch:
     """One batch inside a part: its identity, how many rows it has and how many bytes they take in memory."""
@@ -69,6 +73,10 @@ class WorkerLedger:
             self.contiguous += 1
             self.beyond.remove(self.contiguous)
         return True
+
+    @property
+    def batches(self) -> int:
+        return self.contiguous + len(self.beyond)
 
     @property
     def highest(self) -> int:
@@ -213,7 +221,7 @@ def _lock(parts_dir: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
         os.close(descriptor)
-        raise StoreError(f"another recorder or merge is at work in {parts_dir}: wait until it ends") from exc
+        raise PartsInUse(f"another recorder or merge is at work in {parts_dir}: wait until it ends") from exc
     return descriptor
 
 

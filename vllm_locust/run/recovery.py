@@ -1,0 +1,240 @@
+"""What a merge takes in before it starts: spools, what is left in Redis, and what is known of a run whose master ended
+before it did.
+
+The control fields of a run are what the master and the workers publish as it happens: ``run`` (``run.json`` as it was
+at the start), ``window_start_unix_ns``, ``window_end_unix_ns``, ``stopped_early`` (empty where the window ran its full
+length), and of each worker ``flushed:<worker id>`` (its last words) and ``clock:<worker id>``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vllm_locust import clock
+from vllm_locust.errors import StoreError, UsageError
+from vllm_locust.run.common_clock import WorkerClocks
+from vllm_locust.store.intake import RecorderReport, absorb_spools
+from vllm_locust.store.parts import PartsInUse, list_parts, read_part_rows
+from vllm_locust.store.recorder import RecorderConfig
+from vllm_locust.store.recorder_process import start_recorder
+from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.rundir import RunDirectory, read_json, write_json
+from vllm_locust.store.schema import BatchKind
+from vllm_locust.store.spool import spools_of_run
+
+RUN: Final = "run"
+WINDOW_START: Final = "window_start_unix_ns"
+WINDOW_END: Final = "window_end_unix_ns"
+STOPPED_EARLY: Final = "stopped_early"
+_FLUSHED: Final = "flushed:"
+MASTER_ENDED: Final = "the master ended before the run did"
+
+_WAIT_FOR_RECORDER_S: Final = 150.0
+"""A recorder whose master is gone ends when the workers have been silent for a while."""
+_DRAIN_S: Final = 600.0
+
+
+def flushed_field(worker_id: str) -> str:
+    return f"{_FLUSHED}{worker_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeOrder:
+    """Which run to merge, and what to take in first."""
+
+    run_dir: RunDirectory
+    run_id: str
+    spool_dirs: tuple[Path, ...] = ()
+    redis_url: str | None = None
+    redis_password_file: Path | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        run: str,
+        *,
+        run_dir: Path | None = None,
+        spool_dirs: Sequence[Path] = (),
+        redis_url: str | None = None,
+        redis_password_file: Path | None = None,
+    ) -> MergeOrder:
+        """``run`` is a run directory, or the id of a run in ``run_dir`` (default: ``runs/<run id>``) or in Redis."""
+        is_directory = Path(run).is_dir()
+        directory = RunDirectory(run_dir or (Path(run) if is_directory else Path("runs", run)))
+        if directory.run_json.is_file():
+            run_id = str(read_json(directory.run_json)["run_id"])
+            if not is_directory and run != run_id:
+                raise UsageError(
+                    f"merge {run}: {directory.path} holds the run {run_id}; give that id or another --run-dir"
+                )
+        elif redis_url is not None and not is_directory:
+            run_id = run
+        else:
+            raise UsageError(
+                f"merge {run}: {directory.path} holds no run.json; give the directory of a run, or the id of a run "
+                "whose records are in Redis with --redis-url"
+            )
+        return cls(
+            run_dir=directory,
+            run_id=run_id,
+            spool_dirs=tuple(spool_dirs),
+            redis_url=redis_url,
+            redis_password_file=redis_password_file,
+        )
+
+
+def take_in(order: MergeOrder) -> None:
+    """Put everything that is left of the run into its parts. A recorder that is still at work is waited for."""
+    if order.redis_url is not None:
+        _check_known(order)
+    spools = list(_spools(order))
+    deadline_ns = clock.monotonic_ns() + round(_WAIT_FOR_RECORDER_S * 1e9)
+    told = False
+    while True:
+        try:
+            absorb_spools(order.run_dir, order.run_id, spools)
+            break
+        except PartsInUse:
+            if clock.monotonic_ns() > deadline_ns:
+                raise
+            if not told:
+                sys.stderr.write("vllm-locust: waiting for the run's recorder: it ends once the workers are silent\n")
+                told = True
+            clock.sleep(0.5)
+    if order.redis_url is not None:
+        _drain(order, order.redis_url)
+    if not order.run_dir.run_json.is_file():
+        write_json(order.run_dir.run_json, json.loads(read_control(order.run_dir)[RUN]))
+    if order.redis_url is not None:
+        _let_expire(order)
+
+
+def _spools(order: MergeOrder) -> Iterator[Path]:
+    yield from spools_of_run(order.run_dir.path / "spool", order.run_id)
+    for directory in order.spool_dirs:
+        found = spools_of_run(directory, order.run_id)
+        if not found:
+            raise UsageError(f"--spool {directory} holds no spool of the run {order.run_id}; check the directory")
+        yield from found
+
+
+def _store(order: MergeOrder) -> RunStore:
+    assert order.redis_url is not None
+    try:
+        return RunStore(redis_options(order.redis_url, order.redis_password_file), order.run_id)
+    except StoreError as error:
+        raise UsageError(str(error)) from None
+
+
+def _check_known(order: MergeOrder) -> None:
+    store = _store(order)
+    try:
+        known = RUN in store.read_control()
+    finally:
+        store.close()
+    if not known and not order.run_dir.run_json.is_file():
+        raise UsageError(
+            f"merge {order.run_id}: Redis at {store.where} knows no such run; check the id and --redis-url"
+        )
+
+
+def _drain(order: MergeOrder, redis_url: str) -> None:
+    password_file = None if order.redis_password_file is None else str(order.redis_password_file)
+    config = RecorderConfig(run_id=order.run_id, redis_url=redis_url, redis_password_file=password_file)
+    report = start_recorder(config, order.run_dir).finish(_DRAIN_S)
+    if not report.drained:
+        raise StoreError(
+            f"the records of {order.run_id} are not all out of Redis: {report.error}; mend it, merge again"
+        )
+
+
+def _let_expire(order: MergeOrder) -> None:
+    store = _store(order)
+    try:
+        store.ttl(max(1, int(read_json(order.run_dir.run_json)["config"]["ttl_ns"]) // 1_000_000_000))
+    finally:
+        store.close()
+
+
+def read_control(run_dir: RunDirectory) -> dict[str, str]:
+    """The run's control fields, as the recorder last saw them."""
+    return read_json(run_dir.control_json) if run_dir.control_json.is_file() else {}
+
+
+def completed(
+    run: Mapping[str, Any], control: Mapping[str, str], run_dir: RunDirectory, clocks: WorkerClocks
+) -> dict[str, Any]:
+    """``run.json`` with what the master could not write any more, and with what is missing now."""
+    held = absorb_spools(run_dir, run["run_id"], ())
+    completed_run = dict(run)
+    workers = dict(run["workers"])
+    if run["ended_unix_ns"] is None:
+        workers["flushed"] = {
+            name.removeprefix(_FLUSHED): json.loads(words)
+            for name, words in sorted(control.items())
+            if name.startswith(_FLUSHED)
+        }
+        workers["missing"] = [worker for worker in workers["ids"] if worker not in workers["flushed"]]
+        completed_run["window"] = _window(run, control, run_dir, clocks)
+        completed_run["stopped_early"] = (control[STOPPED_EARLY] or None) if STOPPED_EARLY in control else MASTER_ENDED
+        completed_run["workers"] = workers
+    completed_run["records"] = _missing_records(workers, held)
+    return completed_run
+
+
+def _window(
+    run: Mapping[str, Any], control: Mapping[str, str], run_dir: RunDirectory, clocks: WorkerClocks
+) -> dict[str, int] | None:
+    if WINDOW_START not in control:
+        return None
+    start_ns = int(control[WINDOW_START])
+    if WINDOW_END in control:
+        return {"start_unix_ns": start_ns, "end_unix_ns": int(control[WINDOW_END])}
+    end_ns = max(_last_record_unix_ns(run_dir, clocks), start_ns)
+    length_ns = run["config"]["window_ns"]
+    # Nobody told the workers to stop: what they did after the planned end is no part of the window.
+    return {
+        "start_unix_ns": start_ns,
+        "end_unix_ns": end_ns if length_ns is None else min(end_ns, start_ns + length_ns),
+    }
+
+
+def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:
+    """When the last request on record ended, on the common clock; 0 where there is none."""
+    last_ns = 0
+    for part in list_parts(run_dir.parts):
+        if part.kind is not BatchKind.REQUESTS:
+            continue
+        for rows in read_part_rows(part).to_batches():
+            moved = clocks.move(rows)
+            ends = pc.add(moved.column("sent_unix_ns"), pc.coalesce(moved.column("done_ns"), pa.scalar(0, pa.int64())))
+            last_ns = max(last_ns, int(pc.max(ends).as_py() or 0))
+    return last_ns
+
+
+def _missing_records(workers: Mapping[str, Any], held: RecorderReport) -> dict[str, int]:
+    """What is known to exist and is in no part: from the workers' last words, from gaps in their batches' numbers, and
+    for a worker without last words from the last snapshot that it sent.
+    """
+    flushed: Mapping[str, Any] = workers["flushed"]
+    batches = spooled = 0
+    for worker in {*flushed, *held.highest}:
+        words = flushed.get(worker, {"last_seq": 0, "spool_path": None})
+        behind = max(int(words["last_seq"]), held.highest.get(worker, 0)) - held.worker_batches.get(worker, 0)
+        if words["spool_path"]:
+            spooled += behind
+        else:
+            batches += behind
+    lost = held.lost_rows
+    for worker, finished in workers["finished"].items():
+        lost += max(0, int(finished) - held.worker_rows.get(worker, 0))
+    return {"lost": lost, "batches_lost": batches, "spooled_batches": spooled}
