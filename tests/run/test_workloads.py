@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.certificates import make_certificate
 from tests.run.simulated import FAST, ROOT, end_of, environment, run_locust, simserver
@@ -118,3 +119,38 @@ def test_other_ways_to_the_server(tmp_path: Path, address: str) -> None:
             run = run_locust(tmp_path, server.url.replace("127.0.0.1", "localhost"), *flags)
     assert {row["outcome"] for row in run.requests()} == {"ok"}, run.output
     assert {row["stamp_source"] for row in run.requests()} == {"user" if address == "unix" else "kernel"}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole answers"])
+def test_the_tokenizer_counts_what_a_server_does_not(tmp_path: Path, stream: bool) -> None:
+    """Five tokens in each chunk, one for each word: chunks would say a fifth."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "talks.json").write_text(
+        json.dumps(
+            [
+                {"conversations": [{"from": "human", "value": f"{i} or not"}, {"from": "gpt", "value": "so"}]}
+                for i in range(99)
+            ]
+        )
+    )
+    words = ("--stream-interval", "5", "--empty-text-share", "0", "--reasoning-share", "0.3")
+    faults = ("--fault", "no_usage:share=1" if stream else "no_usage:share=0.5")
+    with simserver(tmp_path, *FAST, *words, *faults) as server:
+        flags = ("-u", "4", "-r", "4", "-t", "1s", "--warmup-requests", "0", "--max-tokens", "23", "--force-length")
+        more = ("--workload", "talks.json", "--tokenizer", "tokenizer.json", "--token-detail", "off")
+        run = run_locust(tmp_path, server.url, *flags, *more, *(() if stream else ("--no-stream",)))
+        server.stop()
+        truth = {row["request_id"]: row for row in server.truth()}
+    rows = run.requests()
+    assert len(rows) == len(truth) > 20, run.output
+    for row in rows:
+        assert row["outcome"] == "ok"
+        assert row["output_tokens"] == truth[row["request_id"]]["output_tokens"] == 23
+        assert len(row["chunk_ns"]) == (len(truth[row["request_id"]]["chunk_before_ns"]) if stream else 0) < 10
+        assert row["chunk_tokens"] is None
+        faulty = truth[row["request_id"]]["fault_happened"]
+        assert row["token_source"] == ("tokenizer" if faulty else "usage"), "where there is usage, it counts"
+    assert {row["token_source"] for row in rows} == ({"tokenizer"} if stream else {"tokenizer", "usage"})
+    assert "tokens_are_chunks" not in str(run.summary["verdict"])

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from vllm_locust.errors import WorkloadError
 from vllm_locust.workload import tokens
 from vllm_locust.workload.byte_classes import estimate_tokens
-from vllm_locust.workload.tokens import EstimatedTokens, common_words, token_counter
+from vllm_locust.workload.tokens import EstimatedTokens, answer_counter, common_words, token_counter
 
 
 def strings(values: list[str]) -> pa.LargeStringArray:
@@ -140,3 +140,13 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, toke
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(WorkloadError, match=r"pip install 'vllm-locust\[tokenizers\]'"):
         token_counter(str(tokenizer_file))
+
+
+def test_an_answer_is_counted_by_the_tokenizer_or_not_at_all(tokenizer_file: Path) -> None:
+    assert answer_counter(None) is None, "an estimate is no count"
+    count = answer_counter(str(tokenizer_file))
+    assert count is not None
+    library = Tokenizer.from_file(str(tokenizer_file))
+    texts = ["A first answer, and", " a ß second\n", "x" * 5000]
+    assert count(texts) == sum(len(library.encode(text, add_special_tokens=False)) for text in texts)
+    assert count(["half a pair \ud800"]) == len(library.encode("half a pair ?", add_special_tokens=False))

@@ -29,6 +29,7 @@ from vllm_locust.record import FlushReport, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
 from vllm_locust.timing import e2e_ns, ttft_ns
 from vllm_locust.workload.prompt import Prompt, Session
+from vllm_locust.workload.tokens import answer_counter
 from vllm_locust.workload.workload import Workload
 
 _TRANSPORTS: dict[str, Callable[[ssl.SSLContext, str | None], Transport]] = {
@@ -78,6 +79,7 @@ class LoadWorker:
         self._authorization = (("Authorization", f"Bearer {api_key}"),) if api_key else ()
         self._targets = itertools.cycle(config.targets)
         self._calls: set[gevent.Greenlet] = set()
+        self._count_answer = answer_counter(config.tokenizer)
         self._prompts: Iterator[Prompt] | None = None
         self._sessions: Iterator[Session] | None = None
         self.transport: Transport = _TRANSPORTS[config.transport](tls_context(config.tls), config.proxy)
@@ -144,6 +146,7 @@ class LoadWorker:
             timeouts=config.timeouts,
         )
         exchange, killed = self._exchange(call)
+        killed = self._count_output(exchange.completion) or killed
         if config.force_length and exchange.outcome is Outcome.OK:
             exchange.outcome = exchange.completion.outcome(limit)
         record = self._record(call, exchange, request_id)
@@ -182,6 +185,23 @@ class LoadWorker:
             return exchange.fail(Outcome.ABANDONED, "its user was killed"), killed
         finally:
             self._calls.discard(greenlet)
+
+    def _count_output(self, completion: CompletionReader) -> gevent.GreenletExit | None:
+        """Count the output by ``--tokenizer`` where the server gave no usage; a kill that came meanwhile."""
+        if self._count_answer is None or completion.completion_tokens is not None:
+            return None
+        if completion.choices > 1 and completion.reasoning:
+            # Only the first choice's reasoning is known here: chunks are nearer to the truth than a count without.
+            return None
+        calls = (f"{call.name}{call.arguments}" for call in completion.tool_calls)
+        texts = [text for text in (*completion.texts, completion.reasoning, *calls) if text]
+        if not texts:
+            return None
+        try:
+            completion.tokenizer_tokens = gevent.get_hub().threadpool.apply(self._count_answer, (texts,))
+        except gevent.GreenletExit as killed:
+            return killed
+        return None
 
     def _record(self, call: Call, exchange: Exchange, request_id: str) -> RequestRecord:
         completion = exchange.completion

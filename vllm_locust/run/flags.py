@@ -17,7 +17,11 @@ _VALUES: tuple[tuple[str, str | None, str], ...] = (
     ("--model", None, "model to ask for (default: the first of /v1/models)"),
     ("--api", "chat", "chat or completions"),
     ("--workload", "sharegpt", "name of a ready workload, a workload YAML, or a ShareGPT JSON or JSONL file"),
-    ("--tokenizer", None, "tokenizer.json, its directory or a hub name, for exact prompt lengths"),
+    (
+        "--tokenizer",
+        None,
+        "tokenizer.json, its directory or a hub name: exact prompt lengths; counts answers without usage",
+    ),
     ("--max-tokens", None, "output limit of every request (default: the recorded answer's length)"),
     ("--extra-body", None, "JSON object merged into every request's body"),
     ("--token-detail", "auto", "auto, on or off: ask for usage on every chunk; auto does so where a vLLM answers"),

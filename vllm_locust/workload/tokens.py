@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,12 +122,29 @@ class TokenizerTokens:
         return tuple(word for word, a, b in zip(words, alone, spaced, strict=True) if a == b == 1)
 
 
+def answer_counter(tokenizer: str | None) -> Callable[[Sequence[str]], int] | None:
+    """Counts the texts of one answer, for a server that does not; None without a tokenizer: an estimate is no count.
+
+    May be called in a thread: the tokenizer works without the interpreter's lock.
+    """
+    if tokenizer is None:
+        return None
+    counter = token_counter(tokenizer)
+
+    def count(texts: Sequence[str]) -> int:
+        # A server may have sent half a surrogate pair, which is no text for any tokenizer.
+        whole = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        return int(counter.count(pa.array(whole, pa.large_string())).sum())
+
+    return count
+
+
 def token_counter(tokenizer: str | None) -> TokenCounter:
     """The counter for ``--tokenizer``: a ``tokenizer.json``, a directory that holds one, or a name on the model hub."""
     if tokenizer is None:
         return EstimatedTokens()
     try:
-        from tokenizers import Tokenizer
+        import tokenizers  # noqa: F401 - only whether it is there
     except ImportError:
         raise WorkloadError(
             f"--tokenizer {tokenizer}: the library is not installed; pip install 'vllm-locust[tokenizers]'"
@@ -136,33 +153,47 @@ def token_counter(tokenizer: str | None) -> TokenCounter:
     if path.is_dir():
         path = path / "tokenizer.json"
     if path.is_file():
-        return _from_file(Tokenizer, path, tokenizer)
+        return _from_file(path, tokenizer)
     if path.suffix == ".json" or path.is_absolute() or tokenizer.startswith("."):
         raise WorkloadError(f"--tokenizer {tokenizer}: there is no file {path}; give the path of a tokenizer.json")
     try:
-        loaded = Tokenizer.from_pretrained(tokenizer)
+        loaded = _hub_tokenizer(tokenizer)
     except Exception as error:  # noqa: BLE001 - the library raises a bare Exception for every failure of the hub
         raise WorkloadError(
             f"--tokenizer {tokenizer}: it is no file here and the model hub did not give it ({error}); "
             "give the path of the model's tokenizer.json"
         ) from None
-    _without_limits(loaded)
     return TokenizerTokens(loaded, tokenizer, json.dumps(["hub", tokenizer]))
 
 
-def _from_file(library: Any, path: Path, name: str) -> TokenizerTokens:
+@lru_cache(maxsize=1)
+def _hub_tokenizer(name: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return _without_limits(Tokenizer.from_pretrained(name))
+
+
+@lru_cache(maxsize=1)
+def _file_tokenizer(path: Path, size: int, mtime_ns: int) -> Any:  # noqa: ARG001 - a file that changed is another one
+    """Kept, since the workload and the worker both count by it, and a large one takes a second to load."""
+    from tokenizers import Tokenizer
+
+    return _without_limits(Tokenizer.from_file(str(path)))
+
+
+def _from_file(path: Path, name: str) -> TokenizerTokens:
+    stat = path.stat()
     try:
-        loaded = library.from_file(str(path))
+        loaded = _file_tokenizer(path.resolve(), stat.st_size, stat.st_mtime_ns)
     except Exception as error:  # noqa: BLE001 - the library raises a bare Exception for every malformed file
         raise WorkloadError(
             f"--tokenizer {name}: {path} is not a tokenizer.json ({error}); give the model's own"
         ) from None
-    _without_limits(loaded)
-    stat = path.stat()
     return TokenizerTokens(loaded, name, json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns]))
 
 
-def _without_limits(tokenizer: Any) -> None:
+def _without_limits(tokenizer: Any) -> Any:
     """Files may ask for truncation or padding, and both would falsify the counts."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer
