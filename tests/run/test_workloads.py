@@ -110,10 +110,10 @@ def test_other_ways_to_the_server(tmp_path: Path, address: str) -> None:
     elif address == "https":
         made = make_certificate(tmp_path)
         with simserver(tmp_path, *FAST, "--ssl-certfile", str(made.cert), "--ssl-keyfile", str(made.key)) as server:
-            run = run_locust(tmp_path, server.url, *flags, "--ca-file", str(made.ca))
             refused = run_locust(tmp_path, server.url, *flags)
             assert refused.exit_code == 2, refused.output
             assert "certificate" in refused.output.lower()
+            run = run_locust(tmp_path, server.url, *flags, "--ca-file", str(made.ca))
     else:
         with simserver(tmp_path, *FAST) as server:
             run = run_locust(tmp_path, server.url.replace("127.0.0.1", "localhost"), *flags)
