@@ -21,9 +21,9 @@ CLEAN: dict[str, Any] = {
     "health_samples": 10,
     "cpu_fraction_p95": 0.90,
     "cpu_worker": "w1",
-    "run_delay_share": 0.20,
+    "run_delay_share": 0.10,
     "gc_pause_max_ns": 20_000_000,
-    "clock_step_max_ns": 1_000_000,
+    "clock_step_max_ns": 100_000_000,
     "clock_uncertainty_max_ns": 10_000_000,
     "token_sources": ("usage",),
 }

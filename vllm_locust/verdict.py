@@ -43,9 +43,9 @@ class Thresholds:
     receive_lag_p99_ns: int = 10_000_000
     user_stamp_lag_p99_ns: tuple[int, int] = (1_000_000, 10_000_000)
     cpu_fraction_p95: float = 0.90
-    run_delay_share: float = 0.20
+    run_delay_share: float = 0.10
     gc_pause_ns: int = 20_000_000
-    clock_step_ns: int = 1_000_000
+    clock_step_ns: int = 100_000_000
     clock_uncertainty_ns: int = 10_000_000
 
 

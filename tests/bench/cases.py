@@ -107,10 +107,10 @@ def ceiling(bench: Bench, client: Client, *, streams: int = 1000, start: float =
 
 
 def highest_within(rows: Iterable[Row], client: str) -> float | None:
-    """Tokens/s of the highest load that was within the ceiling's error."""
+    """Tokens/s reached at the highest load that was within the ceiling's error."""
     return max(
         (
-            row.run.offered_tokens_per_s
+            row.run.tokens_per_s
             for row in rows
             if row.case == "ceiling" and row.client == client and row.note == WITHIN and isinstance(row.run, Run)
         ),
@@ -120,7 +120,8 @@ def highest_within(rows: Iterable[Row], client: str) -> float | None:
 
 def _within_ceiling(run: Run) -> bool:
     error = run.accuracy.chunk_error
-    reached = run.tokens_per_s >= 0.97 * run.offered_tokens_per_s
+    # A closed loop loses the time between two requests of a user; where more than that is missing, it is the load.
+    reached = run.tokens_per_s >= 0.9 * run.offered_tokens_per_s
     return error is not None and error.p99 <= CEILING_ERROR_MS and reached
 
 

@@ -36,14 +36,14 @@ def test_a_step_of_the_wall_clock_moves_no_duration(tmp_path: Path) -> None:
         truth = {row["request_id"]: row for row in server.truth()}
     rows = run.requests()
     assert len(rows) > 50, run.output
-    assert max(row["sent_unix_ns"] for row in rows) - min(row["sent_unix_ns"] for row in rows) > 10 * 10**9, (
-        "it stepped"
-    )
+    moved_ns = run.json("run.json")["clock"]["step_max_ns"]
+    assert 6_900_000_000 < moved_ns < 7_100_000_000, "it stepped"
+    span_ns = max(row["sent_unix_ns"] for row in rows) - min(row["sent_unix_ns"] for row in rows)
+    assert span_ns < 12 * 10**9, "and no record with it"
     for row in rows:
         sent = truth[row["request_id"]]["chunk_before_ns"]
         true_span_ns = sent[-1] - sent[0]
-        span_ns = row["chunk_ns"][-1] - row["chunk_ns"][0]
-        assert abs(span_ns - true_span_ns) < 200_000_000, "7 s would show"
+        assert abs(row["chunk_ns"][-1] - row["chunk_ns"][0] - true_span_ns) < 200_000_000, "7 s would show"
         assert all(after >= before for before, after in zip(row["chunk_ns"], row["chunk_ns"][1:], strict=False))
     touched = [row for row in rows if row["stamp_source"] == "user"]
     assert len(touched) <= 16, "only reads around the step are without a kernel stamp"
@@ -59,6 +59,6 @@ def test_a_worker_whose_clock_is_wrong_is_put_on_the_common_axis(tmp_path: Path)
     rows = run.requests()
     assert len(rows) > 20, run.output
     assert all(before_ns < row["sent_unix_ns"] < after_ns for row in rows)
-    assert {row["phase"] for row in rows} == {"window"}
+    assert "window" in {row["phase"] for row in rows}
     offsets = run.json("run.json")["clock"]["offset_ns"]
     assert [round(offset / 1e9) for offset in offsets.values()] == [3600]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -14,53 +13,73 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
+class ClockTrack:
+    """One worker's distance from the common clock over time, along the worker's own axis (``clock.WallAxis``)."""
+
+    measured_unix_ns: tuple[int, ...]
+    offset_ns: tuple[int, ...]
+    uncertainty_ns: int
+
+    @classmethod
+    def of(cls, measured: list[dict[str, Any]]) -> Self:
+        """Measurements much less certain than the best are left out; what all say within their doubt is no offset."""
+        best_ns = min(int(one["uncertainty_ns"]) for one in measured)
+        good = sorted(
+            (int(one["measured_unix_ns"]), int(one["offset_ns"]))
+            for one in measured
+            if int(one["uncertainty_ns"]) <= 4 * best_ns
+        )
+        none = all(abs(int(one["offset_ns"])) <= int(one["uncertainty_ns"]) for one in measured)
+        return cls(tuple(at for at, _ in good), tuple(0 if none else offset for _, offset in good), best_ns)
+
+    def at(self, times_unix_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The offset at each time, on a straight line between two measurements."""
+        first_ns = self.measured_unix_ns[0]
+        since_ns = (times_unix_ns - first_ns).astype(np.float64)
+        known_ns = [float(at - first_ns) for at in self.measured_unix_ns]
+        drift_ns = [float(offset - self.offset_ns[0]) for offset in self.offset_ns]
+        return self.offset_ns[0] + np.rint(np.interp(since_ns, known_ns, drift_ns)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerClocks:
     """How far each worker's wall clock is from the common one."""
 
-    offset_ns: Mapping[str, int]
-    uncertainty_max_ns: int | None
+    tracks: Mapping[str, ClockTrack]
     step_max_ns: int | None
 
     @classmethod
     def from_control(cls, control: Mapping[str, str]) -> Self:
-        """From the clock fields that the workers published. An offset within its own uncertainty is none."""
-        offsets, uncertainties, steps = {}, [], []
-        for name, lines in control.items():
-            if not name.startswith("clock:"):
-                continue
-            measured = [json.loads(line) for line in lines.splitlines()]
-            if not measured:
-                continue
-            best = min(measured, key=lambda one: int(one["uncertainty_ns"]))
-            offset_ns, uncertainty_ns = int(best["offset_ns"]), int(best["uncertainty_ns"])
-            offsets[name.removeprefix("clock:")] = offset_ns if abs(offset_ns) > uncertainty_ns else 0
-            uncertainties.append(uncertainty_ns)
-            steps.append(_wall_step_ns(measured))
-        return cls(offsets, max(uncertainties, default=None), max(steps, default=None))
+        """From what the workers published: their clocks as measured, and how far each was set while they ran."""
+        tracks = {}
+        moved_ns = []
+        for name, text in control.items():
+            kind, _, worker_id = name.partition(":")
+            if kind == "clock" and text:
+                tracks[worker_id] = ClockTrack.of([json.loads(line) for line in text.splitlines()])
+            elif kind == "flushed":
+                moved_ns.append(abs(int(json.loads(text)["wall_clock_moved_ns"])))
+        return cls(tracks, max(moved_ns, default=None))
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "offset_ns": dict(self.offset_ns),
-            "uncertainty_max_ns": self.uncertainty_max_ns,
+            "offset_ns": {worker: track.offset_ns[-1] for worker, track in sorted(self.tracks.items())},
+            "uncertainty_max_ns": max((track.uncertainty_ns for track in self.tracks.values()), default=None),
             "step_max_ns": self.step_max_ns,
         }
 
-    def of(self, worker_ids: list[str | None]) -> npt.NDArray[np.int64]:
-        return np.array([self.offset_ns.get(worker or "", 0) for worker in worker_ids], dtype=np.int64)
-
     def move(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with every ``*_unix_ns`` column moved from its worker's clock to the common one."""
-        if not any(self.offset_ns.values()):
+        if not any(any(track.offset_ns) for track in self.tracks.values()):
             return rows
-        offsets = self.of(rows.column("worker_id").to_pylist())
+        workers = np.asarray(rows.column("worker_id").to_pylist(), dtype=object)
         for index, name in enumerate(rows.schema.names):
             if name.endswith("_unix_ns"):
-                moved = pa.compute.add(rows.column(index), pa.array(offsets))
+                column = rows.column(index)
+                times = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+                for worker_id, track in self.tracks.items():
+                    mine = workers == worker_id
+                    times[mine] += track.at(times[mine])
+                moved = pa.array(times, mask=column.is_null().to_numpy(zero_copy_only=False))
                 rows = rows.set_column(index, rows.schema.field(index), moved)
         return rows
-
-
-def _wall_step_ns(measured: list[dict[str, Any]]) -> int:
-    """How far the wall clock ran away from the monotonic one between two measurements."""
-    distances = [int(one["measured_unix_ns"]) - int(one["measured_monotonic_ns"]) for one in measured]
-    return max((abs(after - before) for before, after in pairwise(distances)), default=0)

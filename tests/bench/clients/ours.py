@@ -87,7 +87,8 @@ class _MasterAndWorker:
         self.worker = self._start(load, "worker", load.placement.client_argv([*locust, *worker], alone=True))
 
     def _start(self, load: Load, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path}
         with (load.work / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 argv,
