@@ -42,12 +42,15 @@ FLUSH_TIMEOUT_NS = 30_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the master tells a worker about its part. ``share`` of ``shares``: which prompts are its own."""
+    """What the master tells a worker about its part. ``share`` of ``shares``, in the order that ``prompt_seed`` gives:
+    which prompts are its own.
+    """
 
     run_id: str
     worker_id: str
     share: int
     shares: int
+    prompt_seed: int
     model: str
     token_detail: bool
 
@@ -109,7 +112,7 @@ class LoadWorker:
         return next(self._sessions, None)
 
     def _share(self) -> dict[str, int]:
-        return {"seed": self.config.seed, "share": self.assignment.share, "shares": self.assignment.shares}
+        return {"seed": self.assignment.prompt_seed, "share": self.assignment.share, "shares": self.assignment.shares}
 
     def perform(
         self,

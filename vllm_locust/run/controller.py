@@ -79,6 +79,7 @@ class RunController:
         self._ready: dict[str, str | None] = {}
         self._flushed: dict[str, dict[str, Any]] = {}
         self._workers: list[str] = []
+        self._redis_url = ""
         self._users_seen = False
         self._finishing = False
         self._finished = Event()
@@ -130,9 +131,27 @@ class RunController:
         at_start = self._run_json(None, None)
         write_json(self.run_dir.run_json, at_start)
         self._store.publish_control({RUN: json.dumps(at_start)})
+        self._redis_url = url
+        shares = max(1, len(self._workers))
         for share, worker_id in enumerate(self._workers):
-            self._messenger.to_worker(worker_id, PREPARE, self._prepare_message(url, share))
+            message = self._prepare_message(share=share, shares=shares, prompt_seed=self._config.seed)
+            self._messenger.to_worker(worker_id, PREPARE, message)
         self._await_ready()
+
+    def on_worker_connected(self, worker_id: str) -> None:
+        """A worker that joins while the run goes on draws from the whole workload in an order of its own: the shares of
+        the others are theirs to the end. Of a finite workload nothing is left for it.
+        """
+        if self._conductor is None or self._finishing or worker_id in self._workers:
+            return
+        self._workers.append(worker_id)
+        share, shares = 0, 1
+        if self._checked.workload.replays_times:
+            share = self._checked.workload.rows
+            shares = share + 1
+        logger.info("Worker %s joins the run", worker_id)
+        message = self._prepare_message(share=share, shares=shares, prompt_seed=self._config.seed + len(self._workers))
+        self._messenger.to_worker(worker_id, PREPARE, message)
 
     def _announce(self) -> None:
         config, window_ns = self._config, self._config.window_ns
@@ -150,7 +169,7 @@ class RunController:
             self.run_dir.path,
         )
 
-    def _prepare_message(self, redis_url: str, share: int) -> dict[str, Any]:
+    def _prepare_message(self, *, share: int, shares: int, prompt_seed: int) -> dict[str, Any]:
         return {
             "version": __version__,
             "run_id": self.run_id,
@@ -160,10 +179,11 @@ class RunController:
             "max_model_len": self._checked.server.max_model_len,
             "token_detail": self._token_detail,
             "workload_fingerprint": self._checked.workload.fingerprint,
-            "redis_url": redis_url,
+            "redis_url": self._redis_url,
             "spool_dir": str(self.run_dir.path.absolute() / "spool"),
             "share": share,
-            "shares": max(1, len(self._workers)),
+            "shares": shares,
+            "prompt_seed": prompt_seed,
         }
 
     @property
@@ -174,6 +194,8 @@ class RunController:
     def on_ready(self, worker_id: str, payload: Any) -> None:
         if payload.get("run_id") == self.run_id:
             self._ready[worker_id] = payload.get("error")
+            if self._conductor is not None and payload.get("error"):
+                logger.error("Worker %s cannot join the run: %s", worker_id, payload["error"])
 
     def on_snapshot(self, worker_id: str, payload: Any) -> None:
         try:

@@ -137,6 +137,7 @@ class _MasterProcess:
         runner.quit = self._quit
         environment.events.test_start.add_listener(self._on_test_start)
         environment.events.spawning_complete.add_listener(self._on_spawned)
+        environment.events.worker_connect.add_listener(self._on_worker_connect)
         environment.events.quitting.add_listener(self._on_quitting)
         gevent.signal_handler(signal.SIGINT, self._on_interrupt)
 
@@ -198,6 +199,10 @@ class _MasterProcess:
             if self._headless:
                 gevent.spawn(self._locust_quit)
             raise gevent.GreenletExit from None
+
+    def _on_worker_connect(self, client_id: str, **_: Any) -> None:
+        if self._controller is not None:
+            self._controller.on_worker_connected(client_id)
 
     def _on_spawned(self, **_: Any) -> None:
         if self._controller is not None:

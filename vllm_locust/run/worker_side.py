@@ -77,7 +77,7 @@ class WorkerSide:
             raise UsageError(f"--workload {config.workload}: this worker's differs from the master's; copy it anew")
         if self._messenger.sessions_wanted:
             # Their later turns are counted at the first call, which takes long with a tokenizer.
-            workload.sessions(seed=config.seed, share=payload["share"], shares=payload["shares"])
+            workload.sessions(seed=payload["prompt_seed"], share=payload["share"], shares=payload["shares"])
         worker_id = self._messenger.own_id
         url = self._own_redis_url or payload["redis_url"]
         self._check_reachable(url)
@@ -97,6 +97,7 @@ class WorkerSide:
             worker_id=worker_id,
             share=payload["share"],
             shares=payload["shares"],
+            prompt_seed=payload["prompt_seed"],
             model=payload["model"],
             token_detail=payload["token_detail"],
         )
