@@ -36,8 +36,13 @@ class ChatAnswer:
     output_tokens: int | None
     ttft_s: float | None
     e2e_s: float | None
-    chunk_s: tuple[float, ...]
+    chunk_ns: Sequence[int]
+    """Arrival of each token-bearing chunk, in nanoseconds."""
     request_id: str
+
+    @property
+    def chunk_s(self) -> list[float]:
+        return [at_ns / 1e9 for at_ns in self.chunk_ns]
 
     @property
     def ok(self) -> bool:
@@ -208,7 +213,7 @@ class ChatUser(User):
             output_tokens=record.output_tokens,
             ttft_s=None if record.ttft_ns is None else record.ttft_ns / 1e9,
             e2e_s=None if record.e2e_ns is None else record.e2e_ns / 1e9,
-            chunk_s=tuple(at / 1e9 for at in record.chunk_ns),
+            chunk_ns=record.chunk_ns,
             request_id=record.request_id,
         )
 
