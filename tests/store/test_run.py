@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.store.runs import MILLISECOND_NS, Run, assert_durable, flush
-from tests.store.servers import Server, health, wait_until
+from tests.store.servers import Server, health, request, wait_until
 from vllm_locust import clock
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.intake import absorb_spools
@@ -264,6 +264,47 @@ def test_with_neither_redis_nor_disk_what_is_given_up_has_a_number(run: Run) -> 
     assert report.rows + report.lost_rows == flushed.requests == 400
     assert report.rows > 0
     assert max(run.request_ids().values()) == 1
+
+
+def test_a_value_that_no_batch_can_hold_costs_its_batch_and_no_other(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.start_recorder()
+    shipper = run.shipper(batch_rows=1000)
+    odd = request(10_000)
+    odd.conversation_id = 40  # type: ignore[assignment]
+    bad = request(10_001)
+    bad.host = None  # type: ignore[assignment]
+    run.put(shipper, 3)
+    shipper.put_request(odd)
+    assert_durable(flush(shipper))
+    shipper.put_request(bad)
+    assert_durable(flush(shipper))
+    run.put(shipper, 4)
+    flushed = flush(shipper)
+    assert_durable(flushed)
+    report = run.finish()
+    assert (report.rows, report.lost_rows, shipper.lost_rows, shipper.unstorable_values) == (8, 1, 1, 1)
+    assert report.rows + report.lost_rows == flushed.requests
+    assert "1 rows of records cannot be stored and are lost" in caplog.text
+    run.sent.append(odd.request_id)
+    run.assert_complete()
+
+
+def test_a_fault_that_nobody_foresaw_does_not_end_the_shipping(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.start_recorder()
+    shipper = run.shipper()
+    with monkeypatch.context() as patch:
+        patch.setattr(shipper, "_exchange", lambda _: 1 // 0)
+        run.put(shipper, 20)
+        wait_until(lambda: shipper.last_error is not None)
+        assert "ZeroDivisionError" in str(shipper.last_error)
+        assert "records cannot be shipped" in caplog.text
+    assert_durable(flush(shipper))
+    run.finish()
+    run.assert_complete()
 
 
 def test_the_disk_of_the_run_directory_is_full(run: Run) -> None:

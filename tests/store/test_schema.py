@@ -101,6 +101,36 @@ def test_what_a_server_sends_and_no_column_holds_is_changed_and_counted() -> Non
     assert row["chunk_ns"] == record.chunk_ns
 
 
+def test_a_value_of_another_type_is_changed_or_null_and_counted() -> None:
+    odd: dict[str, tuple[Any, Any]] = {
+        "conversation_id": (40, "40"),
+        "response_id": ({"id": 1}, None),
+        "turn": ("first", None),
+        "http_status": ([200], None),
+        "task": (7, "7"),
+        "chunk_tokens": (["a"], None),
+    }
+    record = request(1)
+    for name, (value, _) in odd.items():
+        setattr(record, name, value)
+    columns = RequestColumns()
+    for one in (request(0), record, request(2)):
+        columns.append(one)
+    before, row, after = columns.to_arrow().to_pylist()
+    assert {name: row[name] for name in odd} == {name: stored for name, (_, stored) in odd.items()}
+    assert columns.unstorable_values == len(odd)
+    assert (before["task"], after["chunk_tokens"]) == ("chat", [1, 1, 1])
+
+
+def test_a_record_without_what_each_must_have_is_refused_before_it_is_sent() -> None:
+    record = request(1)
+    record.target = None  # type: ignore[assignment]
+    columns = RequestColumns()
+    columns.append(record)
+    with pytest.raises(StoreError, match="1 records have no usable target"):
+        columns.to_arrow()
+
+
 @pytest.mark.parametrize("worker_id", ["../../etc/passwd", "a:b|c{d}", "ünï 😀", "'; DROP", "-", "%s%n", "w" * 256])
 def test_a_strange_worker_id_is_only_a_string(worker_id: str) -> None:
     assert decode_batch(batch_of([request(1)], worker_id=worker_id), "run").header.worker_id == worker_id

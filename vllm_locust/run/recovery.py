@@ -226,15 +226,20 @@ def _missing_records(workers: Mapping[str, Any], held: RecorderReport) -> dict[s
     for a worker without last words from the last snapshot that it sent.
     """
     flushed: Mapping[str, Any] = workers["flushed"]
-    batches = spooled = 0
+    lost, batches, spooled = held.lost_rows, 0, 0
     for worker in {*flushed, *held.highest}:
-        words = flushed.get(worker, {"last_seq": 0, "spool_path": None})
+        words = flushed.get(worker, {"last_seq": 0, "spool_path": None, "requests": 0})
         behind = max(int(words["last_seq"]), held.highest.get(worker, 0)) - held.worker_batches.get(worker, 0)
         if words["spool_path"]:
             spooled += behind
         else:
             batches += behind
-    lost = held.lost_rows
-    for worker, finished in workers["finished"].items():
-        lost += max(0, int(finished) - held.worker_rows.get(worker, 0))
+        if not behind:
+            # Every batch is there, so what is missing never became a part of one.
+            lost += _unaccounted(int(words["requests"]), worker, held)
+    lost += sum(_unaccounted(int(finished), worker, held) for worker, finished in workers["finished"].items())
     return {"lost": lost, "batches_lost": batches, "spooled_batches": spooled}
+
+
+def _unaccounted(requests: int, worker: str, held: RecorderReport) -> int:
+    return max(0, requests - held.worker_rows.get(worker, 0) - held.worker_lost_rows.get(worker, 0))

@@ -9,11 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import fields
+from numbers import Integral, Real
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
+from vllm_locust.errors import StoreError
 from vllm_locust.record import HealthSample, RequestRecord
 from vllm_locust.store.schema import BatchKind, schema_of
 
@@ -41,7 +43,7 @@ class _ListColumn:
         if values is not None:
             try:
                 self._values.fromlist(values)
-            except OverflowError:
+            except (OverflowError, TypeError):
                 values, fits = None, False
         self._offsets.append(len(self._values))
         self._absent.append(values is None)
@@ -57,22 +59,37 @@ class _ListColumn:
 
 
 def _storable(value: object, data_type: pa.DataType) -> object:
-    """``value`` as it can be stored: a lone surrogate becomes '?', a number out of range null."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, int) and pa.types.is_int64(data_type) and not -(1 << 63) <= value < 1 << 63:
-        return None
-    return value
+    """``value`` as it can be stored: a lone surrogate becomes '?', a number among texts its digits, and what the column
+    cannot hold at all null.
+    """
+    if pa.types.is_string(data_type):
+        if isinstance(value, str):
+            return value.encode("utf-8", "replace").decode()
+        return str(value) if isinstance(value, Real) else None
+    if pa.types.is_boolean(data_type):
+        return value if isinstance(value, bool) else None
+    if pa.types.is_floating(data_type):
+        return float(value) if isinstance(value, Real) else None
+    return value if isinstance(value, Integral) and -(1 << 63) <= int(value) < 1 << 63 else None
 
 
-def _column(values: Sequence[object], data_type: pa.DataType) -> tuple[pa.Array[Any], int]:
+def _column(values: Sequence[object], field: pa.Field[Any]) -> tuple[pa.Array[Any], int]:
     """A column and how many of its values had to be changed: what a server sends need not be storable."""
+    changed = 0
+    # UnicodeEncodeError and ArrowInvalid are ValueErrors, ArrowTypeError is a TypeError.
     try:
-        return pa.array(values, data_type), 0
-    except (UnicodeEncodeError, OverflowError, pa.ArrowInvalid):
-        stored = [_storable(value, data_type) for value in values]
-        changed = sum(new != old for new, old in zip(stored, values, strict=True))
-        return pa.array(stored, data_type), changed
+        column = pa.array(values, field.type)
+    except (ValueError, TypeError, OverflowError):
+        stored = [_storable(value, field.type) for value in values]
+        changed = sum(new is not old and new != old for new, old in zip(stored, values, strict=True))
+        column = pa.array(stored, field.type)
+    return _checked(column, field), changed
+
+
+def _checked(column: pa.Array[Any], field: pa.Field[Any]) -> pa.Array[Any]:
+    if column.null_count and not field.nullable:
+        raise StoreError(f"{column.null_count} records have no usable {field.name}, which every record must have")
+    return column
 
 
 class RequestColumns:
@@ -102,14 +119,15 @@ class RequestColumns:
     def to_arrow(self) -> pa.RecordBatch:
         schema = schema_of(BatchKind.REQUESTS)
         columns = dict(zip(_SCALARS, zip(*self._rows, strict=True), strict=True))
-        arrays = {name: self._scalar(columns[name], schema.field(name).type) for name in _SCALARS}
-        arrays["chunk_ns"] = self._chunk_ns.to_arrow(schema.field("chunk_ns").type)
-        arrays["chunk_tokens"] = self._chunk_tokens.to_arrow(schema.field("chunk_tokens").type)
-        arrays["chunk_width_ns"] = self._chunk_width_ns.to_arrow(schema.field("chunk_width_ns").type)
+        arrays = {name: self._scalar(columns[name], schema.field(name)) for name in _SCALARS}
+        lists = zip(_LISTS, (self._chunk_ns, self._chunk_tokens, self._chunk_width_ns), strict=True)
+        for name, column in lists:
+            field = schema.field(name)
+            arrays[name] = _checked(column.to_arrow(field.type), field)
         return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
-    def _scalar(self, values: Sequence[object], data_type: pa.DataType) -> pa.Array[Any]:
-        column, changed = _column(values, data_type)
+    def _scalar(self, values: Sequence[object], field: pa.Field[Any]) -> pa.Array[Any]:
+        column, changed = _column(values, field)
         self.unstorable_values += changed
         return column
 
@@ -117,5 +135,5 @@ class RequestColumns:
 def health_to_arrow(samples: Sequence[HealthSample]) -> pa.RecordBatch:
     schema = schema_of(BatchKind.HEALTH)
     columns = zip(*map(_health_of, samples), strict=True)
-    arrays = [_column(values, schema.field(name).type)[0] for name, values in zip(_HEALTH, columns, strict=True)]
+    arrays = [_column(values, schema.field(name))[0] for name, values in zip(_HEALTH, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

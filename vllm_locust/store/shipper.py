@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from vllm_locust.store.outbox import Outbox, PendingBatch
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.schema import BatchHeader, BatchKind, check_worker_id, empty_rows, encode_batch
 from vllm_locust.store.spool import Spool, spool_path
+
+logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 _RETRY_FIRST_NS = SECOND_NS // 5
@@ -172,7 +175,10 @@ class Shipper:
             while not self._closing:
                 self._wake.wait(self._config.batch_interval_ns / SECOND_NS)
                 self._wake.clear()
-                self._turn()
+                try:
+                    self._turn()
+                except Exception as exc:  # noqa: BLE001 - whatever it was: a worker that ships no more loses all
+                    self._fail(exc)
         finally:
             self._stopped.set()
 
@@ -187,11 +193,21 @@ class Shipper:
                 self._exchange(now_ns)
                 self._retry_ns, self.last_error = _RETRY_FIRST_NS, None
             except StoreError as exc:
-                self.last_error = str(exc)
-                self._retry_at_ns = clock.monotonic_ns() + self._retry_ns
-                self._retry_ns = min(2 * self._retry_ns, _RETRY_LAST_NS)
+                self._try_later(str(exc))
         if self.last_error is not None or self._outbox.memory_bytes > self._config.memory_bytes:
             self._spill()
+
+    def _try_later(self, error: str) -> None:
+        self.last_error = error
+        self._retry_at_ns = clock.monotonic_ns() + self._retry_ns
+        self._retry_ns = min(2 * self._retry_ns, _RETRY_LAST_NS)
+
+    def _fail(self, exc: Exception) -> None:
+        """What no one foresaw: nothing is given up, and it is tried again like a Redis that is away."""
+        error = f"records cannot be shipped: {type(exc).__name__}: {exc}"
+        if error != self.last_error:
+            logger.error("%s", error, exc_info=exc)
+        self._try_later(error)
 
     def _exchange(self, now_ns: int) -> None:
         status = self._store.worker_status(self._config.worker_id)
@@ -285,14 +301,23 @@ class Shipper:
         self._sealed_ns = clock.monotonic_ns()
         if len(self._columns):
             columns, self._columns = self._columns, RequestColumns()
-            rows = columns.to_arrow()
+            self._add(BatchKind.REQUESTS, len(columns), columns.to_arrow)
             self._unstorable_values += columns.unstorable_values
-            payload = self._encode(self._outbox.last_seq + 1, BatchKind.REQUESTS, rows)
-            self._outbox.add(BatchKind.REQUESTS, rows.num_rows, payload)
         if self._health:
             samples, self._health = self._health, []
-            payload = self._encode(self._outbox.last_seq + 1, BatchKind.HEALTH, health_to_arrow(samples))
-            self._outbox.add(BatchKind.HEALTH, len(samples), payload)
+            self._add(BatchKind.HEALTH, len(samples), lambda: health_to_arrow(samples))
+
+    def _add(self, kind: BatchKind, rows: int, to_arrow: Callable[[], pa.RecordBatch]) -> None:
+        """One more batch; where it cannot be made, an empty one that says how many rows are lost."""
+        seq = self._outbox.last_seq + 1
+        try:
+            payload = self._encode(seq, kind, to_arrow())
+        except Exception:  # a value that nothing foresaw must not take the batches after it along
+            logger.exception("%d rows of %s cannot be stored and are lost", rows, kind)
+            payload = self._encode(seq, kind, empty_rows(kind), lost_rows=rows)
+            self.lost_rows += rows if kind is BatchKind.REQUESTS else 0
+            rows = 0
+        self._outbox.add(kind, rows, payload)
 
     def _spill(self) -> None:
         """Move all that only memory holds to the spool."""

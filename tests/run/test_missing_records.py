@@ -1,0 +1,68 @@
+"""What the merge knows to be in no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.servers import request
+from vllm_locust.run.common_clock import WorkerClocks
+from vllm_locust.run.recovery import completed
+from vllm_locust.store.columns import RequestColumns
+from vllm_locust.store.parts import PartStore
+from vllm_locust.store.rundir import RunDirectory
+from vllm_locust.store.schema import Batch, BatchHeader, BatchKind
+
+
+def batch(seq: int, rows: int, lost_rows: int = 0) -> Batch:
+    columns = RequestColumns()
+    columns.append(request(0))
+    for number in range(1, rows):
+        columns.append(request(number))
+    return Batch(BatchHeader("r", "w1", seq, BatchKind.REQUESTS, lost_rows), columns.to_arrow().slice(0, rows))
+
+
+def missing(directory: Path, batches: list[Batch], flushed: dict[str, Any], finished: dict[str, int]) -> dict[str, int]:
+    run_dir = RunDirectory(directory)
+    parts = PartStore(run_dir.parts, "r")
+    parts.write(batches)
+    parts.close()
+    run = {
+        "run_id": "r",
+        "ended_unix_ns": 1,
+        "workers": {"ids": ["w1"], "flushed": flushed, "missing": [], "finished": finished},
+    }
+    records: dict[str, int] = completed(run, {}, run_dir, WorkerClocks({}, None))["records"]
+    return records
+
+
+@pytest.mark.parametrize(
+    ("requests", "last_seq", "spool", "expected"),
+    [
+        # Rows 2 + 3, and 4 that the worker gave up and said so.
+        (9, 2, None, (4, 0, 0)),
+        (12, 2, None, (7, 0, 0)),
+        (5, 2, None, (4, 0, 0)),
+        # Where batches are missing, their rows are not counted a second time.
+        (12, 3, None, (4, 1, 0)),
+        (12, 3, "/spool", (4, 0, 1)),
+    ],
+)
+def test_requests_that_a_worker_counted_and_never_shipped_are_lost(
+    tmp_path: Path, requests: int, last_seq: int, spool: str | None, expected: tuple[int, int, int]
+) -> None:
+    flushed = {"w1": {"last_seq": last_seq, "spool_path": spool, "requests": requests}}
+    records = missing(tmp_path, [batch(1, 2), batch(2, 3, lost_rows=4)], flushed, {})
+    assert records == dict(zip(("lost", "batches_lost", "spooled_batches"), expected, strict=True))
+
+
+def test_of_a_worker_without_last_words_its_last_snapshot_counts(tmp_path: Path) -> None:
+    records = missing(tmp_path, [batch(1, 2), batch(2, 3, lost_rows=4)], {}, {"w1": 11, "w2": 5})
+    assert records == {"lost": 4 + 2 + 5, "batches_lost": 0, "spooled_batches": 0}
+
+
+def test_a_worker_that_shipped_nothing_lost_all_of_it(tmp_path: Path) -> None:
+    flushed = {"w1": {"last_seq": 0, "spool_path": None, "requests": 6}}
+    assert missing(tmp_path, [], flushed, {})["lost"] == 6
