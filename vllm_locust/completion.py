@@ -231,6 +231,11 @@ class CompletionReader:
             self.done_ns = stamp_ns
 
     @property
+    def has_body(self) -> bool:
+        """Whether the answer was one document instead of a stream of events."""
+        return self._has_body
+
+    @property
     def complete(self) -> bool:
         """``[DONE]`` came, or every choice seen has a finish reason, or the body was one JSON document."""
         if self.ended or self._has_body:

@@ -104,8 +104,8 @@ class HealthSample:
     receive_lag_max_ns: int | None
     schedule_lag_max_ns: int | None
     gc_pause_ns: int
-    open_fds: int
-    rss_bytes: int
+    open_fds: int | None
+    rss_bytes: int | None
     spooled_batches: int
 
 

@@ -51,6 +51,17 @@ def test_a_step_of_the_wall_clock_moves_no_duration(tmp_path: Path) -> None:
     assert "clock_stepped" in [reason["code"] for reason in run.summary["verdict"]["reasons"]], run.output
 
 
+def test_a_step_of_the_masters_clock_moves_no_window(tmp_path: Path) -> None:
+    with simserver(tmp_path, *SLOW) as server:
+        flags = ("-t", "5s", "--max-tokens", "20", "--force-length")
+        load = start_locust(tmp_path, server.url, *FLAGS, *flags, VLLM_LOCUST_TEST_CLOCK="step=9s@5s")
+        run = end_of(load, tmp_path)
+    window = run.json("run.json")["window"]
+    assert 4.9 < (window["end_unix_ns"] - window["start_unix_ns"]) / 1e9 < 5.5, run.output
+    assert run.json("run.json")["clock"]["step_max_ns"] > 8_900_000_000, "it stepped"
+    assert "drain" not in {row["phase"] for row in run.requests() if row["sent_unix_ns"] < window["end_unix_ns"]}
+
+
 def test_a_worker_whose_clock_is_wrong_is_put_on_the_common_axis(tmp_path: Path) -> None:
     before_ns = time.time_ns()
     with simserver(tmp_path, *SLOW) as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.run.simulated import (
+    CHAT,
     FAST,
     LocustRun,
     SimServer,
     end_of,
+    environment,
     free_port,
     get,
     processes,
@@ -148,3 +151,43 @@ def test_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
     assert run.exit_code == 1, run.output
     assert "nothing_measured" in [reason["code"] for reason in run.summary["verdict"]["reasons"]]
     assert all((run.run_dir / name).exists() for name in FILES)
+
+
+def test_nobody_reads_the_progress(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        command = [sys.executable, "-m", "locust", "-f", CHAT, "--host", server.url, "--headless", "--only-summary"]
+        load = subprocess.Popen(
+            [*command, "-t", "2s", "--progress", "json", *LOAD],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=environment(),
+        )
+        assert load.stderr is not None
+        load.stderr.readline()
+        load.stderr.close()
+        assert load.wait(timeout=60) in (0, 4)
+        assert_complete(LocustRun(0, "", tmp_path / "run"), server)
+
+
+def test_the_run_time_of_the_start_form_is_the_window(tmp_path: Path) -> None:
+    port = free_port()
+    web = f"http://127.0.0.1:{port}"
+    with simserver(tmp_path, *FAST) as server:
+        flags = ("--web-host", "127.0.0.1", "--web-port", str(port), "--warmup-requests", "300", "--max-tokens", "20")
+        load = start_locust(tmp_path, server.url, *flags, "--run-dir", "run")
+        try:
+            wait_for_web(web, load)
+            get(f"{web}/swarm", f"user_count=4&spawn_rate=4&run_time=3s&host={server.url}".encode())
+            for _ in range(400):
+                if (tmp_path / "run" / "report.html").exists():
+                    break
+                time.sleep(0.1)
+            load.send_signal(signal.SIGTERM)
+            run = end_of(load, tmp_path, 40)
+        finally:
+            if load.poll() is None:
+                os.killpg(load.pid, signal.SIGKILL)
+    window = run.json("run.json")["window"]
+    assert 2.9 < (window["end_unix_ns"] - window["start_unix_ns"]) / 1e9 < 3.5, run.output
+    assert run.json("run.json")["stopped_early"] is None

@@ -133,4 +133,8 @@ def test_failures_are_counted_by_outcome_and_stay_out_of_latencies(tmp_path: Pat
     assert stage["requests"]["ok"] == outcomes.pop("ok")
     assert stage["requests"]["failed_by_outcome"] == outcomes
     assert stage["e2e_s"]["n"] == stage["requests"]["ok"]
+    failed = len(window) - stage["requests"]["ok"]
+    for metric in ("ttft", "tpot", "e2e"):
+        adjusted = stage[f"{metric}_adjusted_s"]
+        assert (adjusted["n"], adjusted["failed"]) == (len(window), failed), metric
     assert stage["good_fraction"] == pytest.approx(stage["requests"]["ok"] / len(window))

@@ -90,7 +90,7 @@ class HealthSampler:
                     receive_lag_max_ns=max(lags_ns, default=None),
                     schedule_lag_max_ns=None,  # a closed loop has no schedule
                     gc_pause_ns=new_gc_ns - gc_ns,
-                    open_fds=len(os.listdir("/proc/self/fd")),
+                    open_fds=open_fds(),
                     rss_bytes=rss_bytes(),
                     spooled_batches=self._spooled_batches(),
                 )
@@ -107,6 +107,17 @@ def run_delay_ns() -> int | None:
         return None
 
 
-def rss_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def open_fds() -> int | None:
+    """None where it cannot be told: when descriptors have run out, for one, since looking takes one."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
+
+
+def rss_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None

@@ -178,8 +178,12 @@ class KernelTransport:
         except CutShort as cut:
             self._receiver.parse_now(stream.inbox)
             stream.give_up(cut.outcome, cut.reason)
+        except gevent.GreenletExit as killed:
+            self._receiver.parse_now(stream.inbox)
+            stream.give_up(Outcome.ABANDONED, "its user was killed")
+            exchange.killed = killed
         except BaseException:
-            stream.answer.reusable = False
+            self._receiver.parse_now(stream.inbox)
             stream.connection.close()
             raise
         finally:

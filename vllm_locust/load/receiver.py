@@ -68,7 +68,18 @@ A plain tuple: a named one costs three times as much to make, 50,000 times a sec
 class Inbox:
     """One socket's unread-by-the-parser bytes. ``consume`` is called with them in order, never from inside a read."""
 
-    __slots__ = ("consume", "drained_ns", "error", "patient", "queued", "reads", "recvmsg", "sock", "stamps")
+    __slots__ = (
+        "consume",
+        "drained_ns",
+        "error",
+        "patient",
+        "queued",
+        "reads",
+        "recvmsg",
+        "sock",
+        "stamps",
+        "undrained_ns",
+    )
 
     def __init__(self, sock: Any, stamps: bool, consume: Callable[[list[Read]], None]) -> None:
         self.sock = sock
@@ -82,6 +93,8 @@ class Inbox:
         """Nothing hangs on parsing at once: in the middle of a stream of tokens. The end of a body is parsed at once.
         """
         self.drained_ns = 0
+        self.undrained_ns = 0
+        """The floor of a read that did not empty the socket holds for the next one; 0 where there was none such."""
         self.error: OSError | None = None
 
 
@@ -127,7 +140,7 @@ class Receiver:
         self._after_wait.start(self._note_wake)
         self._waits_from_ns = self._woke_ns = self._empty_ns = self._previous_poll_ns
         self._polled = True
-        self._schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
+        self._schedstat = _open_schedstat()
         self._run_delay_ns = self._read_run_delay_ns()
 
     def watch(self, inbox: Inbox) -> None:
@@ -192,7 +205,7 @@ class Receiver:
                 inbox.error = error
                 data, ancillary = b"", ()
             now_ns = monotonic_ns()
-            floor_ns = empty_ns if empty_ns > inbox.drained_ns else inbox.drained_ns
+            floor_ns = inbox.undrained_ns or (empty_ns if empty_ns > inbox.drained_ns else inbox.drained_ns)
             if ancillary and steady:
                 seconds, nanoseconds = unpack(ancillary[0][2])
                 stamp_unix_ns = seconds * 1_000_000_000 + nanoseconds
@@ -211,6 +224,9 @@ class Receiver:
             reads.append(read)
             if len(data) < READ_BYTES:
                 inbox.drained_ns = now_ns
+                inbox.undrained_ns = 0
+            else:
+                inbox.undrained_ns = floor_ns
             if not (
                 inbox.patient
                 and roomy
@@ -234,7 +250,7 @@ class Receiver:
         self._polled = False
         self._woke_ns = now_ns
         waited_ns = now_ns - self._waits_from_ns
-        if waited_ns > SLEPT_NS:
+        if waited_ns > SLEPT_NS and self._schedstat is not None:
             run_delay_ns = self._read_run_delay_ns()
             delay_ns, self._run_delay_ns = run_delay_ns - self._run_delay_ns, run_delay_ns
             if waited_ns - delay_ns > SLEPT_NS:
@@ -242,7 +258,7 @@ class Receiver:
 
     def _read_run_delay_ns(self) -> int:
         """How long this thread has waited for a core since it began."""
-        return int(os.pread(self._schedstat, 64, 0).split()[1])
+        return 0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
 
     def parse_soon(self, inbox: Inbox) -> None:
         """Have what is unparsed of this socket parsed in the next turns of the loop."""
@@ -294,8 +310,19 @@ class Receiver:
             watcher.stop()
             watcher.close()
         self._epoll.close()
-        os.close(self._schedstat)
+        if self._schedstat is not None:
+            os.close(self._schedstat)
         self._stamping.close()
+
+
+def _open_schedstat() -> int | None:
+    """None where this kernel does not tell how long a thread waited for a core: the floor is then not tightened by
+    it.
+    """
+    try:
+        return os.open("/proc/self/schedstat", os.O_RDONLY)
+    except OSError:
+        return None
 
 
 def _nothing() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import gevent
+
 from vllm_locust.completion import CompletionReader
 from vllm_locust.config import Target, Timeouts, TlsFiles
 from vllm_locust.outcome import Outcome
@@ -48,6 +50,10 @@ class Exchange:
     error: str | None = None
     stamp_source: str = "user"
     receive_lag_max_ns: int | None = None
+    started_ns: int = 0
+    """When the call was made, connection and all."""
+    killed: gevent.GreenletExit | None = None
+    """The kill that ended the call, to be raised again once it is on record."""
 
     def fail(self, outcome: Outcome, error: str) -> Exchange:
         self.outcome = outcome
@@ -55,10 +61,11 @@ class Exchange:
         return self
 
 
-class CutShort(BaseException):
+class CutShort(gevent.GreenletExit):  # type: ignore[misc]  # gevent has no types
     """Thrown into a greenlet that waits in ``Transport.perform`` to end its call with a given outcome.
 
-    Not an Exception, so that no library between the two swallows it.
+    Not an Exception, so that no library between the two swallows it. One that comes when the call is over already ends
+    its greenlet without a word, as a kill does.
     """
 
     def __init__(self, outcome: Outcome, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 import ssl
 import uuid
@@ -32,12 +33,15 @@ from vllm_locust.workload.prompt import Prompt, Session
 from vllm_locust.workload.tokens import answer_counter
 from vllm_locust.workload.workload import Workload
 
+logger = logging.getLogger(__name__)
+
 _TRANSPORTS: dict[str, Callable[[ssl.SSLContext, str | None], Transport]] = {
     "kernel": KernelTransport,
     "sse": SseTransport,
     "openai": OpenAITransport,
 }
 FLUSH_TIMEOUT_NS = 30_000_000_000
+CUT_TIMEOUT_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,8 @@ class LoadWorker:
             streamed=config.stream,
             timeouts=config.timeouts,
         )
-        exchange, killed = self._exchange(call)
-        killed = self._count_output(exchange.completion) or killed
+        exchange = self._exchange(call)
+        killed = self._count_output(exchange.completion) or exchange.killed
         if config.force_length and exchange.outcome is Outcome.OK:
             exchange.outcome = exchange.completion.outcome(limit)
         record = self._record(call, exchange, request_id)
@@ -176,18 +180,27 @@ class LoadWorker:
         greenlet.kill(cut, block=False)
         return True
 
-    def _exchange(self, call: Call) -> tuple[Exchange, gevent.GreenletExit | None]:
-        """The call's exchange, and the kill that came meanwhile: a killed user's request is still put on record."""
+    def _exchange(self, call: Call) -> Exchange:
+        """The call's exchange, whatever happens: a killed user's request is put on record too, and so is a fault of
+        ours.
+        """
         greenlet = gevent.getcurrent()
+        started_ns = clock.monotonic_ns()
         self.aggregate.request_sent()
         self._calls.add(greenlet)
         try:
-            return self.transport.perform(call), None
+            exchange = self.transport.perform(call)
         except gevent.GreenletExit as killed:
             exchange = Exchange(CompletionReader(streamed=call.streamed))
-            return exchange.fail(Outcome.ABANDONED, "its user was killed"), killed
+            exchange.fail(Outcome.ABANDONED, "its user was killed").killed = killed
+        except Exception as error:
+            logger.exception("A request could not be performed")
+            exchange = Exchange(CompletionReader(streamed=call.streamed))
+            exchange.fail(Outcome.CLIENT_ERROR, f"{type(error).__name__}: {error}"[:500])
         finally:
             self._calls.discard(greenlet)
+        exchange.started_ns = started_ns
+        return exchange
 
     def _count_output(self, completion: CompletionReader) -> gevent.GreenletExit | None:
         """Count the output by ``--tokenizer`` where the server gave no usage; a kill that came meanwhile."""
@@ -208,10 +221,11 @@ class LoadWorker:
 
     def _record(self, call: Call, exchange: Exchange, request_id: str) -> RequestRecord:
         completion = exchange.completion
-        sent_ns = clock.monotonic_ns() if exchange.sent_ns is None else exchange.sent_ns
+        # What was never sent belongs to the time at which it would have been.
+        sent_ns = exchange.started_ns if exchange.sent_ns is None else exchange.sent_ns
         chunk_ns = [at - sent_ns for at in completion.chunk_ns]
         coalesced = sum(1 for width in completion.chunk_width_ns if width)
-        streamed = bool(call.streamed and chunk_ns)
+        streamed = call.streamed and not completion.has_body
         answer_ns, done_ns = completion.first_answer_ns, completion.done_ns
         return RequestRecord(
             request_id=request_id,
@@ -256,7 +270,8 @@ class LoadWorker:
         cut = CutShort(Outcome.CENSORED, "still running when the drain ended (--drain-timeout)")
         for greenlet in list(self._calls):
             self.cut(greenlet, cut)
-        while self.aggregate.in_flight:
+        deadline_ns = clock.monotonic_ns() + CUT_TIMEOUT_NS
+        while self.aggregate.in_flight and clock.monotonic_ns() < deadline_ns:
             gevent.sleep(0.01)
         self._health.close()
         report = self._sink.flush(clock.monotonic_ns() + FLUSH_TIMEOUT_NS)

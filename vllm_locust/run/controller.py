@@ -24,6 +24,7 @@ from gevent.event import Event
 
 from vllm_locust import __version__, clock
 from vllm_locust.aggregate import Snapshot, Snapshots
+from vllm_locust.clock import WallAxis
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
 from vllm_locust.load.preflight import ServerFacts
@@ -32,6 +33,7 @@ from vllm_locust.run.messenger import DRAIN, PREPARE, Absences, Messenger
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.recovery import RUN, STOPPED_EARLY, WINDOW_END, WINDOW_START
 from vllm_locust.run.secrets import Secrets
+from vllm_locust.run.worker_side import last_words
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
 from vllm_locust.store.intake import RecorderReport
@@ -39,7 +41,7 @@ from vllm_locust.store.recorder import RecorderConfig
 from vllm_locust.store.recorder_process import RecorderProcess, start_recorder
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.rundir import RunDirectory, read_json, write_json
+from vllm_locust.store.rundir import RunDirectory, write_json
 from vllm_locust.workload.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ class RunController:
         self._store: RunStore | None = None
         self._recorder: RecorderProcess | None = None
         self._clock_offset: ClockOffset | None = None
+        self._axis = WallAxis()
         self._phase = "warmup"
         self._progress = Progress(self._config.progress)
         self._conductor: gevent.Greenlet | None = None
@@ -116,7 +119,7 @@ class RunController:
         options = redis_options(url, self._checked.secrets.redis_password_file)
         self._store = RunStore(options, self.run_id)
         server = self._store.check_server()
-        self._clock_offset = measure_clock_offset(self._store.server_time_unix_ns, server.run_id)
+        self._measure_clock(server.run_id)
         password_file = self._checked.secrets.redis_password_file
         self._recorder = start_recorder(
             RecorderConfig(
@@ -152,6 +155,12 @@ class RunController:
         logger.info("Worker %s joins the run", worker_id)
         message = self._prepare_message(share=share, shares=shares, prompt_seed=self._config.seed + len(self._workers))
         self._messenger.to_worker(worker_id, PREPARE, message)
+
+    def _measure_clock(self, server_run_id: str) -> None:
+        assert self._store is not None
+        self._clock_offset = measure_clock_offset(
+            self._store.server_time_unix_ns, server_run_id, unix_ns=self._axis.unix_ns
+        )
 
     def _announce(self) -> None:
         config, window_ns = self._config, self._config.window_ns
@@ -207,8 +216,13 @@ class RunController:
             self._snapshots.offer(snapshot)
 
     def on_flushed(self, worker_id: str, payload: Any) -> None:
-        if payload.get("run_id") == self.run_id:
-            self._flushed[worker_id] = payload
+        try:
+            words = last_words(payload)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("The last words of worker %s are not usable: %r", worker_id, error)
+            return
+        if words["run_id"] == self.run_id and worker_id in self._workers and words["worker_id"] == worker_id:
+            self._flushed[worker_id] = words
 
     def on_spawned(self) -> None:
         self._spawned.set()
@@ -233,6 +247,16 @@ class RunController:
     # The middle
 
     def _conduct(self, finish_locust: Callable[[], None]) -> None:
+        try:
+            reason = self._run_phases()
+        except Exception as error:
+            logger.exception("The run was ended by a fault of its master")
+            reason = f"an internal error: {type(error).__name__}: {error}"
+        self.finish(reason)
+        finish_locust()
+
+    def _run_phases(self) -> str | None:
+        """Warm-up and window. Why the window ended before its time, or None."""
         self._warm_up()
         start_ns = clock.monotonic_ns()
         self._window.append(self._common_unix_ns())
@@ -246,8 +270,7 @@ class RunController:
             self._show(None if left_ns is None else left_ns / 1e9)
             gevent.sleep(POLL_S if left_ns is None else min(POLL_S, max(0, left_ns) / 1e9))
         used_up = length_ns is not None and clock.monotonic_ns() - start_ns < length_ns
-        self.finish("every user has ended: the workload is used up" if used_up else None)
-        finish_locust()
+        return "every user has ended: the workload is used up" if used_up else None
 
     def _warm_up(self) -> None:
         """Until all users are there and have completed the warm-up requests, or for the warm-up time at most."""
@@ -283,7 +306,7 @@ class RunController:
         """Now on the Redis server's clock, which is the common one. An offset within its own uncertainty is none."""
         offset = self._clock_offset
         known = offset is not None and abs(offset.offset_ns) > offset.uncertainty_ns
-        return clock.unix_ns() + (offset.offset_ns if offset is not None and known else 0)
+        return self._axis.unix_ns() + (offset.offset_ns if offset is not None and known else 0)
 
     def _show(self, left_s: float | None) -> None:
         self._progress.show(clock.monotonic_ns(), self._phase, left_s, self._snapshots.merged)
@@ -361,9 +384,8 @@ class RunController:
     def _merge(self) -> None:
         """In a process of its own: a merge takes memory and seconds, and the master's loop must keep turning."""
         command = [sys.executable, "-m", "vllm_locust", "merge", str(self.run_dir.path)]
-        self.exit_code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
-        if self.run_dir.summary_json.exists():
-            self.exit_code = read_json(self.run_dir.summary_json)["exit_code"]
+        code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+        self.exit_code = code if code >= 0 else 1
 
     def _tear_down(self) -> None:
         if self._recorder is not None:

@@ -119,7 +119,7 @@ class _MasterProcess:
         self._secrets = secrets
         self._options = options
         self._headless = headless
-        self._run_time_s = options.get("run_time")
+        self._run_time_s = self._given_run_time_s = options.get("run_time")
         # The run's clock is ours: Locust's would start with the ramp-up and cut running requests.
         environment.parsed_options.run_time = None
         self._messenger = Messenger(runner)
@@ -146,6 +146,7 @@ class _MasterProcess:
         options = dict(self._options)
         if not self._headless:
             now = vars(self._environment.parsed_options)
+            self._take_run_time(now)
             options |= {name: now.get(name) for name in WEB_OPTIONS}
         host = self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
         config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
@@ -163,6 +164,14 @@ class _MasterProcess:
         for warning in workload.warnings:
             logger.warning("%s", warning)
         return Checked(config, self._secrets, server, workload)
+
+    def _take_run_time(self, now: dict[str, Any]) -> None:
+        """The start form's run time is the window's length: Locust's own timer, which starts at once, must not cut
+        it.
+        """
+        self._run_time_s = now["run_time"] or self._given_run_time_s
+        now["run_time"] = None
+        self._environment.web_ui._cancel_run_time_timer()
 
     def _check_redis(self, config: RunConfig) -> None:
         if config.redis_url is None:
@@ -191,11 +200,13 @@ class _MasterProcess:
             controller = RunController(self._messenger, checked, self._snapshots, one_of_many=not self._headless)
             self._controller = controller
             controller.start(self._end_of_run)
-        except VllmLocustError as error:
+        except Exception as error:
+            if not isinstance(error, VllmLocustError):
+                logger.exception("The run cannot begin")
             self._controller = None
             for problem in error.problems if isinstance(error, UsageError) else (str(error),):
                 logger.error("vllm-locust: %s", problem)
-            self._environment.process_exit_code = error.exit_code
+            self._environment.process_exit_code = error.exit_code if isinstance(error, VllmLocustError) else 1
             if self._headless:
                 gevent.spawn(self._locust_quit)
             raise gevent.GreenletExit from None

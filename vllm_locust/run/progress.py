@@ -26,6 +26,14 @@ class Progress:
         self._last: RunAggregate | None = None
         self._drawn = False
 
+    def _write(self, text: str) -> None:
+        """Nobody may be reading: that must not end a run."""
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            self._mode = "off"
+
     def show(self, now_ns: int, phase: str, left_s: float | None, merged: Callable[[], RunAggregate]) -> None:
         if self._mode == "off":
             return
@@ -36,19 +44,18 @@ class Progress:
         facts = self._facts(now_ns, phase, left_s, aggregate)
         self._last_ns, self._last = now_ns, aggregate
         if self._mode == "json":
-            print(json.dumps(facts, allow_nan=False), file=sys.stderr, flush=True)
+            self._write(json.dumps(facts, allow_nan=False) + "\n")
             return
         line = _line(facts)
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{line}")
+            self._write(f"\r\x1b[K{line}")
             self._drawn = True
         else:
-            sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            self._write(line + "\n")
 
     def end(self) -> None:
         if self._drawn:
-            sys.stderr.write("\n")
+            self._write("\n")
             self._drawn = False
 
     def _facts(self, now_ns: int, phase: str, left_s: float | None, now: RunAggregate) -> dict[str, Any]:

@@ -53,9 +53,17 @@ class WorkerSide:
             self._prepare(payload)
         except VllmLocustError as error:
             logger.error("This worker cannot take part in the run: %s", error)
-            self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": str(error)})
+            self._refuse(payload, str(error))
+            return
+        except Exception as error:
+            logger.exception("This worker could not get ready")
+            self._refuse(payload, f"{type(error).__name__}: {error}")
             return
         self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": None, "pid": os.getpid()})
+
+    def _refuse(self, payload: Any, reason: str) -> None:
+        self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": reason})
+        self.close()
 
     def _prepare(self, payload: Any) -> None:
         if payload["version"] != __version__:
@@ -175,6 +183,20 @@ def _calm_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+
+
+def last_words(payload: Any) -> dict[str, Any]:
+    """A flush message from the network, checked. Raises KeyError, TypeError or ValueError for anything else."""
+    counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "wall_clock_moved_ns")}
+    if min(counts["last_seq"], counts["durable_seq"], counts["requests"]) < 0:
+        raise ValueError("a count is negative")
+    spool_path = payload["spool_path"]
+    return {
+        "run_id": str(payload["run_id"]),
+        "worker_id": str(payload["worker_id"]),
+        **counts,
+        "spool_path": None if spool_path is None else str(spool_path),
+    }
 
 
 def flush_message(report: FlushReport, run_id: str, wall_clock_moved_ns: int) -> dict[str, Any]:
