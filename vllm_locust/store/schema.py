@@ -69,8 +69,10 @@ _HEALTH_V1: Final = _schema(
     dict.fromkeys(("host", "worker_id"), pa.string())
     | dict.fromkeys(("time_unix_ns", "in_flight", "loop_lag_ns", "gc_pause_ns"), pa.int64())
     | {"spooled_batches": pa.int64(), "cpu_fraction": pa.float64()},
-    dict.fromkeys(("run_delay_ns", "receive_lag_p99_ns", "receive_lag_max_ns", "schedule_lag_max_ns"), pa.int64())
-    | dict.fromkeys(("open_fds", "rss_bytes"), pa.int64()),
+    dict.fromkeys(
+        ("run_delay_ns", "receive_lag_p99_ns", "receive_lag_max_ns", "schedule_lag_max_ns", "open_fds", "rss_bytes"),
+        pa.int64(),
+    ),
     "time_unix_ns host worker_id in_flight cpu_fraction run_delay_ns loop_lag_ns receive_lag_p99_ns receive_lag_max_ns "
     "schedule_lag_max_ns gc_pause_ns open_fds rss_bytes spooled_batches",
 )
