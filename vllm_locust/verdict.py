@@ -41,6 +41,8 @@ class Thresholds:
     schedule_lag_p99_ns: tuple[int, int] = (10_000_000, 100_000_000)
     achieved_shortfall: tuple[float, float] = (0.01, 0.05)
     receive_lag_p99_ns: int = 10_000_000
+    user_stamp_share: tuple[float, float] = (0.001, 0.01)
+    """Of the requests: fewer of them move no percentile that is told without a flag."""
     user_stamp_lag_p99_ns: tuple[int, int] = (1_000_000, 10_000_000)
     cpu_fraction_p95: float = 0.90
     run_delay_share: float = 0.10
@@ -81,6 +83,9 @@ class Evidence:
     window_ok: int
     attempted: int
     failed: int
+    """All that are not ok."""
+    unfinished: int = 0
+    """Of the failed ones, those that the end of the drain cut off."""
     max_failures: float | None = None
     records_lost: int = 0
     """Records that a worker could keep nowhere."""
@@ -110,6 +115,8 @@ class Evidence:
     stopped_early: str | None = None
     """Why the run ended before its time."""
     token_sources: Sequence[str] = ()
+    slos_undecided: Sequence[str] = ()
+    """Per-stage SLOs for which a stage has no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +160,13 @@ def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
 
 
 def exit_code(verdict: Verdict, slo_missed: bool) -> int:
-    """Of a run that was started at all (bad usage is 2, and comes first)."""
+    """Of a run that was started at all (bad usage is 2, and comes first). An SLO that measured nothing is not met."""
     if any(reason.fails_run for reason in verdict.reasons):
         return 1
     if verdict.status is Status.INVALID:
         return 4
-    return 3 if slo_missed else 0
+    undecided = any(reason.code == "slo_undecided" for reason in verdict.reasons)
+    return 3 if slo_missed or undecided else 0
 
 
 def _time(value_ns: float) -> str:
@@ -198,8 +206,9 @@ def _too_many_failures(evidence: Evidence, _: Thresholds) -> Reason | None:
     share = evidence.failed / evidence.attempted
     if share <= evidence.max_failures:
         return None
+    cut_off = f", of which {evidence.unfinished} unfinished at the end of the drain" if evidence.unfinished else ""
     sentence = (
-        f"{evidence.failed} of {evidence.attempted} requests failed ({_percent(share)}); "
+        f"{evidence.failed} of {evidence.attempted} requests failed{cut_off} ({_percent(share)}); "
         f"--max-failures allows {_percent(evidence.max_failures)}."
     )
     return Reason("too_many_failures", Status.DEGRADED, sentence, share, fails_run=True)
@@ -283,11 +292,13 @@ def _pair(value: float, pair: tuple[float, float]) -> Status | None:
 
 def _user_stamps(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     lag = evidence.loop_lag_p99_ns
-    if not evidence.user_stamp_share or lag is None:
+    if lag is None:
         return None
-    severity = _pair(lag, thresholds.user_stamp_lag_p99_ns)
-    if severity is None:
+    by_share = _pair(evidence.user_stamp_share, thresholds.user_stamp_share)
+    by_lag = _pair(lag, thresholds.user_stamp_lag_p99_ns)
+    if by_share is None or by_lag is None:
         return None
+    severity = Status.INVALID if by_share is by_lag is Status.INVALID else Status.DEGRADED
     sentence = (
         f"{_percent(evidence.user_stamp_share)} of the requests were stamped by the process and not by the kernel, "
         f"and the process's loop was up to {_time(lag)} late (p99): times are too long by as much."
@@ -396,6 +407,14 @@ def _stopped_early(evidence: Evidence, _: Thresholds) -> Reason | None:
     return Reason("stopped_early", Status.DEGRADED, f"The run was stopped early: {evidence.stopped_early}.", None)
 
 
+def _slo_undecided(evidence: Evidence, _: Thresholds) -> Reason | None:
+    undecided = list(dict.fromkeys(evidence.slos_undecided))
+    if not undecided:
+        return None
+    sentence = f"Nothing was measured that decides the SLO {', '.join(undecided)}: it counts as missed."
+    return Reason("slo_undecided", Status.DEGRADED, sentence, len(undecided))
+
+
 def _token_sources(evidence: Evidence, _: Thresholds) -> Reason | None:
     sources = sorted(evidence.token_sources)
     if len(sources) > 1:
@@ -425,5 +444,6 @@ RULES: Final[tuple[_Rule, ...]] = (
     _clock_stepped,
     _clock_uncertain,
     _stopped_early,
+    _slo_undecided,
     _token_sources,
 )

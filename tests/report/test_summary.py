@@ -223,6 +223,45 @@ def test_refused_connections_say_nothing_about_stamps() -> None:
     assert "user_stamps" in {reason["code"] for reason in late["verdict"]["reasons"]}
 
 
+def test_what_the_drain_cut_off_is_a_failure() -> None:
+    rows = [request(11 + i / 10, [1, 2], [1, 1]) for i in range(8)]
+    rows += [request(15, [1], [1], outcome="censored"), request(16, outcome="http_error", http_status=503)]
+    facts = run()
+    facts["config"]["max_failures"] = 0.19
+    summary = summarize(facts, [batch(rows)])
+    assert summary["stages"][0]["requests"]["failed"] == 1
+    assert summary["exit_code"] == 1
+    (reason,) = (one for one in summary["verdict"]["reasons"] if one["fails_run"])
+    assert reason["code"] == "too_many_failures"
+    assert reason["sentence"].startswith("2 of 10 requests failed, of which 1 unfinished at the end of the drain (20 %")
+    facts["config"]["max_failures"] = 0.2
+    assert summarize(facts, [batch(rows)])["exit_code"] == 0
+
+
+def test_what_never_left_us_is_no_achieved_request() -> None:
+    rows = [request(11, [1, 2], [1, 1]), request(12, outcome="connect_error"), request(13, outcome="timeout_connect")]
+    rows += [request(14, outcome="client_error"), request(15, outcome="timeout_first_token")]
+    stage = only_stage(rows)
+    assert (stage["requests"]["attempted"], stage["achieved_rps"]) == (5, 0.3)
+
+
+@pytest.mark.parametrize(("slo", "exits"), [("p99(tpot)<=1s", 3), ("p99(e2e)<=9s", 0), ("p99(e2e)<=1s", 3)])
+def test_a_gate_that_measures_nothing_does_not_pass(slo: str, exits: int) -> None:
+    rows = [request(11, [2], [1]), request(12, [2], [1])]
+    summary = summarize(run(slos=(slo,)), [batch(rows)])
+    undecided = [one["sentence"] for one in summary["verdict"]["reasons"] if one["code"] == "slo_undecided"]
+    assert summary["exit_code"] == exits
+    assert [slo in sentence for sentence in undecided] == ([True] if slo.startswith("p99(tpot)") else [])
+    assert summary["slo"]["missed"] is (slo == "p99(e2e)<=1s")
+
+
+def test_a_gate_without_a_stage_to_judge_does_not_pass() -> None:
+    ramp = [{"stage": 0, "name": "ramp", "stage_kind": "ramp", **interval(10, 20)}]
+    summary = summarize(run(slos=("p99(e2e)<=9s",), stages=ramp), [batch([request(11, [2], [1])])])
+    assert "slo_undecided" in {one["code"] for one in summary["verdict"]["reasons"]}
+    assert summary["exit_code"] == 3
+
+
 def test_errors_have_examples() -> None:
     rows = [request(11 + i / 10, outcome="http_error", http_status=503, error="busy") for i in range(3)]
     rows += [request(12, outcome="http_error", http_status=500), request(13, outcome="truncated", http_status=200)]

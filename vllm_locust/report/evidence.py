@@ -14,18 +14,24 @@ from vllm_locust.verdict import THRESHOLDS, Evidence, Shift
 
 
 def evidence(
-    facts: RunFacts, reading: Reading, health: WorkerHealth, shifts: Sequence[Shift], total: Mapping[str, Any]
+    facts: RunFacts,
+    reading: Reading,
+    health: WorkerHealth,
+    shifts: Sequence[Shift],
+    total: Mapping[str, Any],
+    slo: Mapping[str, Any],
 ) -> Evidence:
     everything, requests = reading.everything, total["requests"]
-    all_requests = sum(everything.requests.values())
+    judged = reading.total.outcomes if requests["attempted"] else everything.requests
     stamped = everything.stamp_sources.total()
     lag = total["schedule_lag_s"]["p99"]
     planned = total["planned_arrivals"]
     return Evidence(
         window_requests=requests["attempted"],
         window_ok=requests["ok"],
-        attempted=requests["attempted"] or all_requests,
-        failed=requests["failed"] if requests["attempted"] else all_requests - everything.requests[Outcome.OK],
+        attempted=judged.total(),
+        failed=judged.total() - judged[Outcome.OK],
+        unfinished=judged[Outcome.CENSORED],
         max_failures=facts.max_failures,
         records_lost=facts.records_lost,
         batches_lost=facts.batches_lost,
@@ -50,6 +56,7 @@ def evidence(
         clock_uncertainty_max_ns=facts.clock_uncertainty_max_ns,
         stopped_early=facts.stopped_early,
         token_sources=tuple(everything.token_sources),
+        slos_undecided=_undecided(slo),
     )
 
 
@@ -57,3 +64,11 @@ def _sent_in_time(samples: StageSamples) -> int:
     """Arrivals that were not late enough to make a run invalid."""
     lag = samples.floats["schedule_lag"][samples.flags["scheduled"]]
     return int((lag <= THRESHOLDS.schedule_lag_p99_ns[1]).sum())
+
+
+def _undecided(slo: Mapping[str, Any]) -> tuple[str, ...]:
+    """Per-stage SLOs without a value in some stage, or without a stage that they could be judged in."""
+    met: dict[str, list[bool | None]] = {text: [] for text in slo["per_stage"]}
+    for judgement in slo["stages"]:
+        met[judgement["slo"]].append(judgement["met"])
+    return tuple(text for text, judgements in met.items() if not judgements or None in judgements)

@@ -60,7 +60,7 @@ def summarize(
     total = stage_numbers(_whole_window(facts), reading.total, rates, inflations[id(reading.total)], facts.slos)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
-    verdict = judge(evidence(facts, reading, health, shifts, total))
+    verdict = judge(evidence(facts, reading, health, shifts, total, slo))
     return {
         "schema": SCHEMA,
         "run_id": facts.run_id,
