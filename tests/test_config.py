@@ -71,6 +71,62 @@ def test_what_is_no_target(text: str) -> None:
         Target.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("flag", "address"),
+    [
+        (flag, form.format(scheme=scheme))
+        for flag, scheme in (("target", "http"), ("host", "http"), ("proxy", "http"), ("redis_url", "redis"))
+        for form in (
+            "{scheme}://user:hunter2@127.0.0.1",
+            "ftp://user:hunter2@127.0.0.1",
+            "user:hunter2@127.0.0.1",
+            "{scheme}:user:hunter2@h",
+            "{scheme}://user:hunter2@h:99999/x",
+            "{scheme}://user:hunter2@h/?x=1#y",
+            "{scheme}://user:x#hunter2@h",
+            "{scheme}://user:x/hunter2@h",
+            "{scheme}://[user:hunter2@h",
+            "{scheme}://user:hunter2\u2100@h",
+            "{scheme}://:hunter2@h",
+        )
+    ],
+)
+def test_no_message_repeats_a_password(flag: str, address: str) -> None:
+    options: dict[str, Any] = {"host": address} if flag == "host" else {flag: address}
+    if flag == "target":
+        options = {"target": [address]}
+    with pytest.raises(UsageError) as caught:
+        built(**options)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"--{flag.replace('_', '-')}: ")
+    assert "must not hold a" in problem
+    assert "hunter2" not in problem
+
+
+def test_a_user_alone_is_nothing_to_hide_from_redis_but_is_from_others() -> None:
+    assert built(redis_url="redis://user@h/0").redis_url == "redis://user@h/0"
+    assert built(host="unix:///run/a@b.sock").targets[0].socket_path == "/run/a@b.sock"
+    with pytest.raises(UsageError) as both:
+        built(host="http://user@h", proxy="http://user@h")
+    assert ["must not hold a user or password" in problem for problem in both.value.problems] == [True, True]
+    with pytest.raises(UsageError) as caught:
+        built(redis_url="hunter2@h")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["http://a..b:8000", "http://.a", f"http://{'a' * 64}.b"])
+def test_a_name_that_no_host_can_have(host: str) -> None:
+    with pytest.raises(UsageError, match="names no possible host") as caught:
+        built(host=host)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("proxy", ["http://h:x", "http://h:99999", "https://h:1", "h:1"])
+def test_what_is_no_proxy(proxy: str) -> None:
+    with pytest.raises(UsageError, match="is not a proxy"):
+        built(proxy=proxy)
+
+
 def test_defaults() -> None:
     config = built()
     assert config.targets == (Target.parse(HOST),)

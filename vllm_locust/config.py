@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from vllm_locust.errors import UsageError
 from vllm_locust.protocol import Api, extra_body_problems
@@ -64,16 +64,21 @@ class Target:
     @classmethod
     def parse(cls, text: str) -> Self:
         """``http://HOST:PORT[/prefix][/v1]``, ``https://…`` or ``unix:///path``. Raises ValueError."""
+        # Looked for first, and in the text itself: no message may repeat what could be a password.
+        if "@" in text and not text.strip().startswith("unix:///"):
+            raise ValueError("a server address must not hold a user or password; use --api-key-file")
         parts = urlsplit(text.strip())
         if parts.scheme == "unix" and parts.path:
             return cls(scheme="unix", host="localhost", port=0, socket_path=parts.path)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{text!r} is not a server address; write http://HOST:PORT, https://… or unix:///path")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("a server address must not hold a user or password; use --api-key-file")
         if parts.query or parts.fragment:
             raise ValueError(f"{text!r} has a query or fragment; give the base address only")
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"{text!r} names no possible host; write http://HOST:PORT or https://HOST:PORT") from None
         port = parts.port if parts.port is not None else (443 if scheme == "https" else 80)
         prefix = re.sub(r"/v1$", "", parts.path.rstrip("/"))
         return cls(scheme=scheme, host=parts.hostname, port=port, prefix=prefix)
@@ -236,19 +241,28 @@ def _think_time(text: str) -> tuple[int, int]:
 def _proxy(text: str) -> str:
     if text == "env":
         return text
+    if "@" in text:
+        raise ValueError(
+            "a proxy address must not hold a user or password; put it into HTTPS_PROXY and write --proxy env"
+        )
     parts = urlsplit(text)
-    if parts.scheme != "http" or not parts.hostname:
+    if parts.scheme != "http" or not parts.hostname or not _has_port_number(parts):
         raise ValueError(f"{text!r} is not a proxy; write http://HOST:PORT, or env to take the proxy variables")
-    if parts.password is not None:
-        raise ValueError("a proxy address must not hold a password; put it into HTTPS_PROXY and write --proxy env")
     return text
 
 
+def _has_port_number(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
 def _redis_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.password is not None:
+    scheme, _, rest = text.partition("://")
+    if ":" in (rest or scheme).rpartition("@")[0]:
         raise ValueError("the address must not hold a password; use --redis-password-file")
-    if parts.scheme not in ("redis", "rediss", "unix"):
+    if scheme not in ("redis", "rediss", "unix") or not rest:
         raise ValueError("write redis://HOST:PORT/DB, rediss://… for TLS or unix:///path")
     return text
 

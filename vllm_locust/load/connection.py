@@ -138,8 +138,11 @@ class ConnectionPool:
         """Connect, through the proxy where one is set, TLS included. Raises OSError (TimeoutError when it took too
         long).
         """
-        with gevent.Timeout(None if timeout_ns is None else timeout_ns / 1e9, TimeoutError("connect timed out")):
-            return self._open(target)
+        try:
+            with gevent.Timeout(None if timeout_ns is None else timeout_ns / 1e9, TimeoutError("connect timed out")):
+                return self._open(target)
+        except UnicodeError as error:
+            raise OSError(f"no host can have this name: {error}") from None
 
     def _open(self, target: Target) -> Connection:
         if target.socket_path is not None:
@@ -222,7 +225,8 @@ def _connect(sock: Any, address: Any) -> None:
 
 
 def _tunnel(sock: Any, target: Target, headers: tuple[tuple[str, str], ...]) -> None:
-    place = f"{target.host}:{target.port}"
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    place = f"{host}:{target.port}"
     lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}", *(f"{name}: {value}" for name, value in headers)]
     send_all(sock, ("\r\n".join(lines) + "\r\n\r\n").encode())
     answer = b""

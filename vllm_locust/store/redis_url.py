@@ -68,7 +68,7 @@ def redis_options(
         )
     username = unquote(parts.username) if parts.username else None
     if username is not None and password_file is None and parts.password is None:
-        problems.append(f"--redis-url names the user {username!r} without a password: give --redis-password-file")
+        problems.append("--redis-url names a user without a password: give --redis-password-file")
     connection, where = _address(parts, transport, port, problems)
     options = RedisOptions(
         url=url,
@@ -104,7 +104,8 @@ def _address(
     if database.isascii() and database.isdigit():
         connection["db"] = int(database)
     else:
-        problems.append(f"--redis-url names the database {database!r}: it is a number, such as /0")
+        # What stands there may be the end of an address with a password.
+        problems.append("--redis-url names a database that is no number: write it as /0")
     if transport is Transport.TLS:
         connection |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
         connection |= {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
