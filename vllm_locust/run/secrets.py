@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from vllm_locust.errors import UsageError
+
+KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,22 @@ class Secrets:
 
 def _api_key(file: str | None) -> str | None:
     if not file:
-        return os.environ.get("OPENAI_API_KEY") or None
+        text = os.environ.get(KEY_VARIABLE, "")
+        return _key_in(text, KEY_VARIABLE) if text else None
     try:
-        key = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file {file} cannot be read: {error}; give a readable file") from None
+        text = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"--api-key-file {file} is no UTF-8 text; write the key alone into it") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"--api-key-file {file} cannot be read: {reason}; give a readable file") from None
+    return _key_in(text, f"--api-key-file {file}")
+
+
+def _key_in(text: str, where: str) -> str:
+    key = text.strip()
     if not key or not key.isprintable() or not key.isascii():
-        raise UsageError(f"--api-key-file {file} does not hold one line with a key; write the key alone into it")
+        raise UsageError(f"{where} does not hold one line with a key; write the key alone into it")
     return key
 
 
