@@ -204,3 +204,9 @@ def test_what_fails_the_run_comes_first_then_what_makes_it_invalid() -> None:
 def test_an_invalid_measurement_comes_before_a_missed_slo() -> None:
     verdict = judge(Evidence(**{**CLEAN, "schedule_lag_p99_ns": 1e9}))
     assert exit_code(verdict, slo_missed=True) == 4
+
+
+def test_the_extreme_percentile_alone_makes_no_run_invalid() -> None:
+    for percentile, status in (("p99", "invalid"), ("p99_9", "degraded")):
+        found = judge(Evidence(**CLEAN | {"shifts": (shift(40, 20, percentile=percentile),)}))
+        assert found.status == status, percentile

@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     path.add_argument("name", help="for example chat.py or sharegpt.yaml")
     path.set_defaults(run=_path)
 
+    flags = commands.add_parser("flags", help="the flags that a locustfile of this package adds to locust's own")
+    flags.set_defaults(run=_flags)
+
     commands.add_parser("simserver", help="the simulated vLLM server (see vllm-locust simserver --help)")
     return parser
 
@@ -94,6 +97,18 @@ def _report(options: argparse.Namespace) -> int:
     merged = report_run(RunDirectory(options.run_dir))
     print(merged.text)
     return merged.exit_code
+
+
+def _flags(_: argparse.Namespace) -> int:
+    """``locust --help`` is printed before Locust loads the locustfile, so it cannot show them."""
+    import configargparse
+
+    from vllm_locust.run.flags import add_flags
+
+    parser = configargparse.ArgumentParser(prog="locust -f LOCUSTFILE", usage="%(prog)s [flags]", add_help=False)
+    add_flags(parser)
+    print(parser.format_help())
+    return 0
 
 
 def _path(options: argparse.Namespace) -> int:

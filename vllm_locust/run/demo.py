@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_locust.errors import InvalidMeasurement, RunFailed
+from vllm_locust.config import parse_duration_ns
+from vllm_locust.errors import InvalidMeasurement, RunFailed, UsageError
 from vllm_locust.shipped import shipped_path
 
 WORKERS = 2
@@ -41,7 +42,14 @@ def _address(simserver: subprocess.Popen[str]) -> str:
 
 
 def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> int:
+    try:
+        parse_duration_ns(duration)
+    except ValueError as error:
+        raise UsageError(f"--duration: {error}") from None
+    if users < 1:
+        raise UsageError(f"--users: {users} is not a whole number of at least 1")
     port = str(_free_port())
+    before = _reports(run_dir)
     command = [
         *(sys.executable, "-m", "locust", "-f", str(shipped_path("chat.py"))),
         *("--host", address, "--headless", "--only-summary", "--processes", str(WORKERS)),
@@ -53,7 +61,8 @@ def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> i
         command += ["--run-dir", run_dir]
     print("$", " ".join(["locust", *command[3:]]), flush=True)
     code = _wait_for(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-    _tell_report(run_dir)
+    for report in sorted(_reports(run_dir) - before):
+        print(f"Report: {report}")
     if code == InvalidMeasurement.exit_code:
         print(f"The demo itself is complete: its numbers are invalid, since this machine was too busy (code {code}).")
         return 0
@@ -79,7 +88,6 @@ def _wait_for(locust: subprocess.Popen[bytes]) -> int:
             continue
 
 
-def _tell_report(run_dir: str | None) -> None:
-    runs = [Path(run_dir)] if run_dir is not None else sorted(Path("runs").glob("*/"))
-    if runs and (report := runs[-1] / "report.html").is_file():
-        print(f"Report: {report}")
+def _reports(run_dir: str | None) -> set[Path]:
+    places = [Path(run_dir)] if run_dir is not None else Path("runs").glob("*/")
+    return {report for place in places if (report := place / "report.html").is_file()}

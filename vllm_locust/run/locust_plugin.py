@@ -257,9 +257,14 @@ class _MasterProcess:
     def _on_quitting(self, **_: Any) -> None:
         self._finish("ended by a signal")
 
+    def _run_dir_name(self) -> str:
+        return "on the run directory" if self._controller is None else str(self._controller.run_dir.path)
+
     def _on_interrupt(self) -> None:
         if self._interrupted:
-            sys.stderr.write("vllm-locust: interrupted twice: no merge; run vllm-locust merge on the run directory\n")
+            sys.stderr.write(
+                f"vllm-locust: interrupted twice: no merge; run vllm-locust merge {self._run_dir_name()}\n"
+            )
             os._exit(1)
         self._interrupted = True
         self._finish("interrupted")
