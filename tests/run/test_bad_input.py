@@ -74,6 +74,8 @@ def test_a_wrong_or_missing_key(server: SimServer, tmp_path: Path, key: str | No
         ("{server}/elsewhere", "base address"),
         ("127.0.0.1:8000", "is not a server address"),
         ("http://user:secret@127.0.0.1", "--api-key-file"),
+        ("ftp://user:secret@127.0.0.1", "--api-key-file"),
+        ("http://a..b:8000", "'http://a..b:8000' names no possible host"),
         (None, "no server is given"),
     ],
 )
@@ -83,6 +85,24 @@ def test_a_wrong_address(server: SimServer, tmp_path: Path, address: str | None,
     assert run.exit_code == 2, run.output
     assert words in run.output
     assert "secret" not in run.output
+    assert "Traceback" not in run.output
+    assert len([line for line in run.output.splitlines() if line.startswith("vllm-locust: ")]) == 1
+
+
+def test_a_key_that_no_header_can_hold(server: SimServer, tmp_path: Path) -> None:
+    run = run_locust(tmp_path, server.url, *SHORT, OPENAI_API_KEY="secret\nX-Other: 1")
+    assert run.exit_code == 2, run.output
+    assert "vllm-locust: OPENAI_API_KEY does not hold one line with a key" in run.output
+    assert "secret" not in run.output
+
+
+def test_a_replica_without_the_model_of_the_first_is_named(server: SimServer, tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST, "--served-model-name", "another", VLLM_API_KEY="right") as replica:
+        targets = ("--target", server.url, "--target", replica.url)
+        run = run_locust(tmp_path, server.url, *SHORT, *targets, OPENAI_API_KEY="right")
+        assert run.exit_code == 2, run.output
+        assert f"--target: GET {replica.url}/v1/models lists another, and not 'sim'" in run.output
+        assert replica.truth() == []
 
 
 def test_workers_end_with_a_master_that_refuses(server: SimServer, tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def ask_server(config: RunConfig, api_key: str | None) -> ServerFacts:
     """Check every target. Raises TargetError that names the target, what it answered and what to change."""
     pool = _pool(config)
     try:
-        facts = [_ask_target(pool, config, target, api_key) for target in config.targets]
+        facts: list[ServerFacts] = []
+        for target in config.targets:
+            # Requests to every target name one model: without --model the first one of the first target.
+            model = facts[0].model if facts and config.model is None else config.model
+            facts.append(_ask_target(pool, config, target, api_key, model))
     finally:
         pool.close()
     known = [fact.max_model_len for fact in facts if fact.max_model_len is not None]
@@ -77,7 +81,9 @@ def _pool(config: RunConfig) -> ConnectionPool:
         ) from None
 
 
-def _ask_target(pool: ConnectionPool, config: RunConfig, target: Target, api_key: str | None) -> ServerFacts:
+def _ask_target(
+    pool: ConnectionPool, config: RunConfig, target: Target, api_key: str | None, model: str | None
+) -> ServerFacts:
     status, body = _get(pool, config, target, "/v1/models", api_key)
     place = f"GET {target.url}/v1/models"
     if status in (401, 403):
@@ -94,7 +100,7 @@ def _ask_target(pool: ConnectionPool, config: RunConfig, target: Target, api_key
         raise TargetError(f"{place} did not answer with a list of models; is {target.url} the OpenAI API?") from None
     if not models:
         raise TargetError(f"{place} lists no model; load one, or name it with --model")
-    chosen = _chosen(models, config.model, place)
+    chosen = _chosen(models, model, place, asked=config.model is not None)
     is_vllm = chosen.get("owned_by") == "vllm"
     max_model_len = chosen.get("max_model_len")
     return ServerFacts(
@@ -105,14 +111,19 @@ def _ask_target(pool: ConnectionPool, config: RunConfig, target: Target, api_key
     )
 
 
-def _chosen(models: list[dict[str, Any]], name: str | None, place: str) -> dict[str, Any]:
+def _chosen(models: list[dict[str, Any]], name: str | None, place: str, *, asked: bool) -> dict[str, Any]:
     if name is None:
         return models[0]
     for model in models:
         if model["id"] == name:
             return model
     served = ", ".join(model["id"] for model in models[:10])
-    raise TargetError(f"--model: {name!r} is not served; {place} lists {served}")
+    if asked:
+        raise TargetError(f"--model: {name!r} is not served; {place} lists {served}")
+    raise TargetError(
+        f"--target: {place} lists {served}, and not {name!r}, the model of the first target; "
+        "name with --model one that every target serves"
+    )
 
 
 def _version(pool: ConnectionPool, config: RunConfig, target: Target, api_key: str | None) -> str | None:
