@@ -12,7 +12,7 @@ from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.recovery import completed
 from vllm_locust.store.columns import RequestColumns
 from vllm_locust.store.parts import PartStore
-from vllm_locust.store.rundir import RunDirectory
+from vllm_locust.store.rundir import RunDirectory, write_json
 from vllm_locust.store.schema import Batch, BatchHeader, BatchKind
 
 
@@ -24,11 +24,19 @@ def batch(seq: int, rows: int, lost_rows: int = 0) -> Batch:
     return Batch(BatchHeader("r", "w1", seq, BatchKind.REQUESTS, lost_rows), columns.to_arrow().slice(0, rows))
 
 
-def missing(directory: Path, batches: list[Batch], flushed: dict[str, Any], finished: dict[str, int]) -> dict[str, int]:
+def missing(
+    directory: Path,
+    batches: list[Batch],
+    flushed: dict[str, Any],
+    finished: dict[str, int],
+    refused: dict[str, int] | None = None,
+) -> dict[str, int]:
     run_dir = RunDirectory(directory)
     parts = PartStore(run_dir.parts, "r")
     parts.write(batches)
     parts.close()
+    if refused is not None:
+        write_json(run_dir.recorder_json, {"refused": refused})
     run = {
         "run_id": "r",
         "ended_unix_ns": 1,
@@ -66,3 +74,19 @@ def test_of_a_worker_without_last_words_its_last_snapshot_counts(tmp_path: Path)
 def test_a_worker_that_shipped_nothing_lost_all_of_it(tmp_path: Path) -> None:
     flushed = {"w1": {"last_seq": 0, "spool_path": None, "requests": 6}}
     assert missing(tmp_path, [], flushed, {})["lost"] == 6
+
+
+@pytest.mark.parametrize(
+    ("refused", "last_seq", "batches_lost"),
+    [
+        ({"unreadable": 2, "null_value": 1, "other_run": 5}, 1, 3),
+        ({"other_run": 5}, 1, 0),
+        # The batch that is missing is the one that was refused, again and again.
+        ({"too_large": 4}, 2, 1),
+    ],
+)
+def test_batches_that_the_recorder_could_not_read_are_lost(
+    tmp_path: Path, refused: dict[str, int], last_seq: int, batches_lost: int
+) -> None:
+    flushed = {"w1": {"last_seq": last_seq, "spool_path": None, "requests": 2}}
+    assert missing(tmp_path, [batch(1, 2)], flushed, {}, refused)["batches_lost"] == batches_lost

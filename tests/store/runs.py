@@ -33,14 +33,13 @@ class Run:
     shippers: list[Shipper] = field(default_factory=list)
     recorder: RecorderProcess | None = None
 
-    def start_recorder(self, *spools: Path) -> RecorderProcess:
+    def start_recorder(self) -> RecorderProcess:
         config = RecorderConfig(
             run_id=self.run_id,
             redis_url=self.server.url,
             part_age_ns=30 * MILLISECOND_NS,
             control_interval_ns=50 * MILLISECOND_NS,
             orphan_silence_ns=500 * MILLISECOND_NS,
-            spools=tuple(map(str, spools)),
         )
         self.recorder = start_recorder(config, self.run_dir)
         return self.recorder

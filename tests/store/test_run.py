@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -12,10 +13,10 @@ import pytest
 from tests.store.runs import MILLISECOND_NS, Run, assert_durable, flush
 from tests.store.servers import Server, health, request, wait_until
 from vllm_locust import clock
+from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.intake import absorb_spools
 from vllm_locust.store.parts import list_parts, read_part_rows
-from vllm_locust.store.redis_store import read_clocks
 from vllm_locust.store.rundir import RunDirectory, read_json
 from vllm_locust.store.schema import BatchHeader, BatchKind, empty_rows, encode_batch
 from vllm_locust.store.shipper import Shipper, ShipperConfig
@@ -136,11 +137,12 @@ def test_a_redis_that_comes_back_empty_gets_everything_again(run: Run) -> None:
     assert len(shipper.clock_offsets) == 2
     assert len({offset.redis_run_id for offset in shipper.clock_offsets}) == 2
     control = shipper_store.read_control()
-    assert read_clocks(control) == {"w1": list(shipper.clock_offsets)}
+    published = [ClockOffset(**json.loads(line)) for line in control["clock:w1"].splitlines()]
+    assert published == list(shipper.clock_offsets)
     run.finish()
     kept = read_json(run.run_dir.control_json)
     assert kept["t0"] == "5"
-    assert read_clocks(kept) == read_clocks(control)
+    assert kept["clock:w1"] == control["clock:w1"]
     shipper_store.close()
     run.assert_complete()
     shipper.close()
@@ -357,6 +359,10 @@ def test_unreadable_batches_are_counted_by_reason_and_harm_no_other(run: Run) ->
     report = run.finish()
     assert report.refused == {"unreadable": 3, "other_run": 1}
     assert stream_length(run) == 0
+    store.add_batches([(BatchKind.REQUESTS, b"noise")])
+    run.start_recorder()
+    assert run.finish().refused == {"unreadable": 4, "other_run": 1}
+    assert read_json(run.run_dir.recorder_json)["refused"] == {"unreadable": 4, "other_run": 1}
     store.close()
     run.assert_complete()
 
@@ -376,7 +382,8 @@ def test_merge_takes_in_the_spool_of_a_worker_that_is_gone(run: Run) -> None:
     spools = spools_of_run(run.spool_dir, run.run_id)
     assert spools == [Path(flushed.spool_path)]
     for _ in range(2):
-        run.start_recorder(*spools)
+        absorb_spools(run.run_dir, run.run_id, spools)
+        run.start_recorder()
         report = run.finish()
         assert (report.rows, report.durable) == (45, {"w1": flushed.last_seq})
     run.assert_complete()

@@ -6,7 +6,6 @@ in memory are about 500 bytes for each request of the window and 8 for each chun
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -88,11 +87,6 @@ def _whole_window(facts: RunFacts) -> Stage:
         dropped_arrivals=sum(stage.dropped_arrivals for stage in facts.stages),
         lost_arrivals=sum(stage.lost_arrivals for stage in facts.stages),
     )
-
-
-def strict_json(summary: Mapping[str, Any]) -> str:
-    """As ``summary.json`` is written; a NaN or an Infinity is an error, not a word that no other reader knows."""
-    return json.dumps(summary, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
 
 
 def _slo_json(facts: RunFacts, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def completed(
         completed_run["window"] = _window(run, control, run_dir, clocks)
         completed_run["stopped_early"] = (control[STOPPED_EARLY] or None) if STOPPED_EARLY in control else MASTER_ENDED
         completed_run["workers"] = workers
-    completed_run["records"] = _missing_records(workers, held)
+    completed_run["records"] = _missing_records(workers, held, _refused_batches(run_dir))
     return completed_run
 
 
@@ -221,7 +221,7 @@ def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:
     return last_ns
 
 
-def _missing_records(workers: Mapping[str, Any], held: RecorderReport) -> dict[str, int]:
+def _missing_records(workers: Mapping[str, Any], held: RecorderReport, refused: int) -> dict[str, int]:
     """What is known to exist and is in no part: from the workers' last words, from gaps in their batches' numbers, and
     for a worker without last words from the last snapshot that it sent.
     """
@@ -238,8 +238,18 @@ def _missing_records(workers: Mapping[str, Any], held: RecorderReport) -> dict[s
             # Every batch is there, so what is missing never became a part of one.
             lost += _unaccounted(int(words["requests"]), worker, held)
     lost += sum(_unaccounted(int(finished), worker, held) for worker, finished in workers["finished"].items())
+    # A refused batch of a known worker is a gap already, maybe refused several times.
+    batches = batches or refused
     return {"lost": lost, "batches_lost": batches, "spooled_batches": spooled}
 
 
 def _unaccounted(requests: int, worker: str, held: RecorderReport) -> int:
     return max(0, requests - held.worker_rows.get(worker, 0) - held.worker_lost_rows.get(worker, 0))
+
+
+def _refused_batches(run_dir: RunDirectory) -> int:
+    """Batches that the recorder could not read. Those of another run are no loss of this one."""
+    if not run_dir.recorder_json.is_file():
+        return 0
+    refused: Mapping[str, int] = read_json(run_dir.recorder_json)["refused"]
+    return sum(count for reason, count in refused.items() if reason != "other_run")

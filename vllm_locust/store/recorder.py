@@ -14,6 +14,7 @@ import os
 import selectors
 import signal
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from vllm_locust.errors import StoreError, VllmLocustError
 from vllm_locust.store.intake import PART_BYTES, Intake, RecorderReport
 from vllm_locust.store.redis_store import RunStore, StreamEntry
 from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.rundir import RunDirectory, write_json
+from vllm_locust.store.rundir import RunDirectory, read_json, write_json
 from vllm_locust.store.schema import BatchKind
 
 SECOND_NS = 1_000_000_000
@@ -40,8 +41,6 @@ class RecorderConfig:
     run_id: str
     redis_url: str
     redis_password_file: str | None = None
-    spools: tuple[str, ...] = ()
-    """Spool files to take in at the start: what ``merge`` found."""
     part_age_ns: int = SECOND_NS
     """How long a batch waits for others before they become a part; three times as long in a run of many parts."""
     orphan_silence_ns: int = 15 * SECOND_NS
@@ -63,8 +62,6 @@ class Recorder:
         self._control: dict[str, str] = {}
         self._control_read_ns = 0
         self._error: str | None = None
-        for spool in config.spools:
-            self._intake.absorb(Path(spool))
 
     def turn(self, *, finishing: bool = False) -> bool:
         """One round: read, write when it is time, publish, trim. True when nothing was left to read or to write."""
@@ -224,19 +221,26 @@ def _record(recorder: Recorder, config: RecorderConfig, orders: _Orders) -> bool
             clock.sleep(_RETRY_S)
 
 
+def _refused_before(run_dir: RunDirectory) -> Counter[str]:
+    """By earlier recorders of the run: a batch that cannot be read is nowhere once it is trimmed."""
+    return Counter(read_json(run_dir.recorder_json)["refused"]) if run_dir.recorder_json.is_file() else Counter()
+
+
 def main() -> int:
     orders = _Orders()
     try:
         raw: dict[str, Any] = json.loads(orders.first_line() or "{}")
         run_dir = RunDirectory(Path(raw.pop("run_dir")))
-        config = RecorderConfig(**(raw | {"spools": tuple(raw.pop("spools", ()))}))
+        config = RecorderConfig(**raw)
         password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
         store = RunStore(redis_options(config.redis_url, password_file), config.run_id)
         recorder = Recorder(config, run_dir, store)
+        refused_before = _refused_before(run_dir)
     except (VllmLocustError, OSError, KeyError, TypeError, ValueError) as exc:
         print(f"recorder: {exc}", file=sys.stderr, flush=True)
         return exc.exit_code if isinstance(exc, VllmLocustError) else 1
     report = asdict(recorder.report(drained=_record(recorder, config, orders)))
+    report["refused"] = dict(Counter(report["refused"]) + refused_before)
     recorder.close()
     store.close()
     status = 0 if report["drained"] else 1

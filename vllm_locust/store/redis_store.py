@@ -173,9 +173,6 @@ class RunStore:
                 pipe.expire(key, seconds)
             pipe.execute()
 
-    def delete_run(self) -> None:
-        self._do("delete the run", "UNLINK", *self._keys())
-
     def _keys(self) -> list[str]:
         return [*self._streams.values(), self._durable, self._control]
 
@@ -242,12 +239,3 @@ class RunStore:
     def delete_entries(self, kind: BatchKind, entry_ids: Sequence[str]) -> None:
         for start in range(0, len(entry_ids), 1000):
             self._do("trim a stream", "XDEL", self._streams[kind], *entry_ids[start : start + 1000])
-
-
-def read_clocks(control: Mapping[str, str]) -> dict[str, list[ClockOffset]]:
-    """The clock measurements of every process, out of the control fields."""
-    return {
-        field.removeprefix(_CLOCK_FIELD): [ClockOffset(**json.loads(line)) for line in lines.splitlines()]
-        for field, lines in control.items()
-        if field.startswith(_CLOCK_FIELD)
-    }

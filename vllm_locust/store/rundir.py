@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.store.durable_file import atomic_path
@@ -70,26 +66,6 @@ class RunDirectory:
         return self.path / "workers.parquet"
 
     @property
-    def arrivals_parquet(self) -> Path:
-        return self.path / "arrivals.parquet"
-
-    @property
-    def gpu_parquet(self) -> Path:
-        return self.path / "gpu.parquet"
-
-    @property
-    def gpu_processes_parquet(self) -> Path:
-        return self.path / "gpu_processes.parquet"
-
-    @property
-    def host_parquet(self) -> Path:
-        return self.path / "host.parquet"
-
-    @property
-    def server_parquet(self) -> Path:
-        return self.path / "server.parquet"
-
-    @property
     def parts(self) -> Path:
         """What the recorder wrote while the run went on."""
         return self.path / "parts"
@@ -125,13 +101,4 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise StoreError(f"{path} cannot be read: {exc}") from exc
-
-
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a run's Parquet file, in bounded pieces."""
-    try:
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(columns=None if columns is None else list(columns))
-    except (OSError, pa.ArrowException) as exc:
         raise StoreError(f"{path} cannot be read: {exc}") from exc
