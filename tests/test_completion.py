@@ -522,3 +522,14 @@ def test_work_grows_with_the_tokens() -> None:
     assert reader.output_tokens == 100_000
     assert len(reader.text) == 100_000
     assert reader.known_chunk_tokens == [1] * 100_000
+
+
+def test_a_usage_of_no_tokens_beside_chunks_that_bear_some_does_not_count() -> None:
+    reader = CompletionReader(streamed=True)
+    for data in (
+        b'{"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}',
+        b'{"id":"x","choices":[],"usage":{"prompt_tokens":0,"completion_tokens":0}}',
+        b"[DONE]",
+    ):
+        reader.on_event(Event(data, b"message"), 5)
+    assert (reader.output_tokens, reader.token_source) == (1, "chunks")

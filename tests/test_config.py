@@ -173,6 +173,26 @@ def test_replicas_take_the_place_of_the_host() -> None:
     assert [target.url for target in config.targets] == ["http://a:1", "http://b:2"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("extra_body", '{"temperature": NaN}'),
+        ("extra_body", "[" * 3000),
+        ("extra_body", "[]"),
+        ("max_tokens", "99999999999999999999"),
+        ("max_tokens", "9" * 5000),
+        ("warmup_time", "9" * 400),
+        ("proxy", "http://a:99999"),
+    ],
+)
+def test_values_beyond_all_bounds_are_one_problem(option: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RunConfig.from_options({option: value}, host=HOST, run_time_s=None)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"--{option.replace('_', '-')}: ")
+    assert len(problem) < 250
+
+
 def test_every_problem_is_told_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         built(host=None, api="x", max_tokens="0", slo=["nonsense"], tag=["x"], cert_file="only", think_time="3s-1s")

@@ -21,7 +21,9 @@ PLAIN: dict[str, Any] = {
     "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None, "token_ids": None}],
     "usage": {"prompt_tokens": 9, "total_tokens": 10, "completion_tokens": 1, "completion_tokens_details": None},
 }
-ODD = st.sampled_from([None, True, False, 0, 1, 2, -1, 1 << 41, 1.5, "", "x", [], [1], {}, {"content": "y"}, "stop"])
+ODD = st.sampled_from(
+    [None, True, False, 0, 1, 2, -1, 10_000_000, 1 << 41, 1.5, "", "x", [], [1], {}, {"content": "y"}, "stop"]
+)
 PLACES: list[tuple[str | int, ...]] = [
     ("id",),
     ("choices",),
@@ -115,6 +117,6 @@ def test_chunks_of_every_kind(changes: list[list[tuple[tuple[str | int, ...], An
         chunk = copy.deepcopy(PLAIN)
         chunk["usage"]["completion_tokens"] = plain_before + number + 1
         for place, value in places:
-            put(chunk, place, value)
+            put(chunk, place, copy.deepcopy(value))
         payloads.append(json.dumps(chunk).encode())
     both_ways([*payloads, b"[DONE]", changed(completion_tokens=50)])

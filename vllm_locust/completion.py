@@ -261,8 +261,13 @@ class CompletionReader:
         return Outcome.OK
 
     @property
+    def _usage_counts(self) -> bool:
+        """A server that tells of no token beside chunks that bear some does not count."""
+        return self.completion_tokens is not None and (self.completion_tokens > 0 or not self.chunk_ns)
+
+    @property
     def output_tokens(self) -> int | None:
-        if self.completion_tokens is not None:
+        if self._usage_counts:
             return self.completion_tokens
         if self.tokenizer_tokens is not None:
             return self.tokenizer_tokens
@@ -272,7 +277,7 @@ class CompletionReader:
     @property
     def token_source(self) -> str | None:
         """``usage``, ``tokenizer`` or ``chunks`` (their token ids where they all have some, else one for each)."""
-        if self.completion_tokens is not None:
+        if self._usage_counts:
             return "usage"
         if self.tokenizer_tokens is not None:
             return "tokenizer"

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
+import orjson
+
 from vllm_locust.errors import UsageError
 from vllm_locust.protocol import Api, extra_body_problems
 from vllm_locust.slo import parse_slo, parse_slos
@@ -36,8 +38,13 @@ def parse_duration_ns(text: str) -> int:
     """``500ms``, ``2s``, ``1m``, ``1m30s``; a plain number is seconds. Raises ValueError."""
     compact = text.strip().replace(" ", "")
     parts = list(_DURATION.finditer(compact))
-    if not parts or "".join(part[0] for part in parts) != compact or (len(parts) > 1 and any(not p[2] for p in parts)):
-        raise ValueError(f"{text!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
+    if (
+        len(compact) > 40
+        or not parts
+        or "".join(part[0] for part in parts) != compact
+        or (len(parts) > 1 and any(not p[2] for p in parts))
+    ):
+        raise ValueError(f"{text[:60]!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
     return sum(round(float(part[1]) * _UNIT_NS[part[2]]) for part in parts)
 
 
@@ -214,19 +221,24 @@ def _optional_duration_ns(text: str) -> int | None:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+    value = _natural(text)
+    if value < 1:
         raise ValueError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return value
 
 
 def _natural(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{text!r} is not a whole number of at least 0")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise ValueError(f"{text[:40]!r} is not a whole number of at least 0 and below a billion")
     return int(text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = orjson.loads(text)
+        orjson.dumps(value)
+    except (orjson.JSONDecodeError, TypeError, RecursionError):
+        value = None
     if not isinstance(value, dict):
         raise ValueError('not a JSON object; write for example {"temperature": 0}')
     return value

@@ -26,8 +26,8 @@ class Thresholds:
 
     A percentile that could be off (a shift) by more than 1 % or by more than 1 ms makes a run degraded. Invalid is a
     number that could mislead: off by more than 5 % and by more than 1 ms as well, since 5 % of 5 ms is 0.25 ms, on
-    which no decision hangs; or off by more than 20 %, whatever that is in time. The p99.9 alone makes no run invalid: it
-    stands on one value in a thousand, and the sentence tells how far it could be off.
+    which no decision hangs; or off by more than 20 %, whatever that is in time. The p99.9 alone makes no run invalid:
+    it stands on one value in a thousand, and the sentence tells how far it could be off.
     """
 
     shift_share: tuple[float, float] = (0.01, 0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -191,3 +192,22 @@ def test_the_run_time_of_the_start_form_is_the_window(tmp_path: Path) -> None:
     window = run.json("run.json")["window"]
     assert 2.9 < (window["end_unix_ns"] - window["start_unix_ns"]) / 1e9 < 3.5, run.output
     assert run.json("run.json")["stopped_early"] is None
+
+
+def test_the_key_does_not_go_to_a_server_that_only_the_start_form_names(tmp_path: Path) -> None:
+    port = free_port()
+    web = f"http://127.0.0.1:{port}"
+    with simserver(tmp_path, *FAST, VLLM_API_KEY="right") as server, socket.create_server(("127.0.0.1", 0)) as thief:
+        thief.settimeout(3)
+        flags = ("--web-host", "127.0.0.1", "--web-port", str(port))
+        load = start_locust(tmp_path, server.url, *flags, OPENAI_API_KEY="right")
+        try:
+            wait_for_web(web, load)
+            elsewhere = f"http://127.0.0.1:{thief.getsockname()[1]}"
+            get(f"{web}/swarm", f"user_count=1&spawn_rate=1&host={elsewhere}".encode())
+            with pytest.raises(TimeoutError):
+                thief.accept()
+        finally:
+            os.killpg(load.pid, signal.SIGKILL)
+            output = load.communicate()[0]
+    assert "the API key goes only to a server named on the command line" in output

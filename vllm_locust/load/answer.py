@@ -90,7 +90,7 @@ class HttpAnswer:
         self._stamp_ns = stamp_ns
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(Outcome.BAD_RESPONSE, f"not HTTP/1.1: {error}")
             return
         if self._bodies:

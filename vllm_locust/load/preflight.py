@@ -95,8 +95,8 @@ def _ask_target(
             "server with the OpenAI API, with or without /v1 at its end"
         )
     try:
-        models = [model for model in json.loads(body)["data"] if isinstance(model["id"], str)]
-    except (ValueError, KeyError, TypeError):
+        models = [model for model in json.loads(body)["data"] if _is_name(model["id"])]
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise TargetError(f"{place} did not answer with a list of models; is {target.url} the OpenAI API?") from None
     if not models:
         raise TargetError(f"{place} lists no model; load one, or name it with --model")
@@ -109,6 +109,11 @@ def _ask_target(
         is_vllm=is_vllm,
         version=_version(pool, config, target, api_key) if is_vllm else None,
     )
+
+
+def _is_name(value: object) -> bool:
+    """Something that may be shown in a terminal and sent back in a request."""
+    return isinstance(value, str) and 0 < len(value) <= 512 and value.isprintable()
 
 
 def _chosen(models: list[dict[str, Any]], name: str | None, place: str, *, asked: bool) -> dict[str, Any]:

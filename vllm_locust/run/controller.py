@@ -81,6 +81,7 @@ class RunController:
         self._ready: dict[str, str | None] = {}
         self._flushed: dict[str, dict[str, Any]] = {}
         self._workers: list[str] = []
+        self._left: list[str] = []
         self._redis_url = ""
         self._users_seen = False
         self._finishing = False
@@ -223,6 +224,10 @@ class RunController:
             return
         if words["run_id"] == self.run_id and worker_id in self._workers and words["worker_id"] == worker_id:
             self._flushed[worker_id] = words
+            if not self._finishing:
+                # Its users' load was missing, or on other workers, from here on.
+                logger.warning("Worker %s has left the run before its end", worker_id)
+                self._left.append(worker_id)
 
     def on_spawned(self) -> None:
         self._spawned.set()
@@ -358,7 +363,7 @@ class RunController:
             self._messenger.to_worker(worker_id, kind, {"run_id": self.run_id})
 
     def _await_flushed(self) -> list[str]:
-        """The workers that were lost before they had flushed."""
+        """Wait for the workers' last words. Returns those that were lost without, or had left before the end."""
         limit_ns = self._config.drain_timeout_ns + FLUSH_TIMEOUT_NS + 15_000_000_000
         deadline_ns = clock.monotonic_ns() + limit_ns
         absences = Absences(self._messenger)
@@ -368,7 +373,7 @@ class RunController:
                 break
             self._show(None)
             gevent.sleep(POLL_S)
-        return [worker for worker in self._workers if worker not in self._flushed]
+        return [worker for worker in self._workers if worker not in self._flushed or worker in self._left]
 
     def _end_recorder(self) -> RecorderReport | None:
         if self._recorder is None:

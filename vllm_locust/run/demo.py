@@ -20,6 +20,12 @@ def run_demo(*, duration: str, users: int, run_dir: str | None) -> int:
     """Returns the exit code of the load test; 0 where the run was complete and this machine too busy to vouch for its
     numbers, since the demo shows the tool and not this machine.
     """
+    try:
+        parse_duration_ns(duration)
+    except ValueError as error:
+        raise UsageError(f"--duration: {error}") from None
+    if users < 1:
+        raise UsageError(f"--users: {users} is not a whole number of at least 1")
     simserver = subprocess.Popen(
         [sys.executable, "-m", "vllm_locust", "simserver", "--host", "127.0.0.1", "--port", "0"],
         stdin=subprocess.DEVNULL,
@@ -42,12 +48,6 @@ def _address(simserver: subprocess.Popen[str]) -> str:
 
 
 def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> int:
-    try:
-        parse_duration_ns(duration)
-    except ValueError as error:
-        raise UsageError(f"--duration: {error}") from None
-    if users < 1:
-        raise UsageError(f"--users: {users} is not a whole number of at least 1")
     port = str(_free_port())
     before = _reports(run_dir)
     command = [

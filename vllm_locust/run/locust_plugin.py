@@ -122,6 +122,7 @@ class _MasterProcess:
         self._run_time_s = self._given_run_time_s = options.get("run_time")
         # The run's clock is ours: Locust's would start with the ramp-up and cut running requests.
         environment.parsed_options.run_time = None
+        self._given_host = self._host()
         self._messenger = Messenger(runner)
         self._snapshots = Snapshots()
         self._controller: RunController | None = None
@@ -148,7 +149,12 @@ class _MasterProcess:
             now = vars(self._environment.parsed_options)
             self._take_run_time(now)
             options |= {name: now.get(name) for name in WEB_OPTIONS}
-        host = self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
+        host = self._host()
+        if self._secrets.api_key is not None and not options.get("target") and host != self._given_host:
+            raise UsageError(
+                f"--host: the API key goes only to a server named on the command line, not to {host!r} from the start "
+                "form; start Locust with that --host"
+            )
         config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
         if self._headless and config.run_dir is not None:
             RunDirectory(Path(config.run_dir)).refuse_run()
@@ -164,6 +170,9 @@ class _MasterProcess:
         for warning in workload.warnings:
             logger.warning("%s", warning)
         return Checked(config, self._secrets, server, workload)
+
+    def _host(self) -> str | None:
+        return self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
 
     def _take_run_time(self, now: dict[str, Any]) -> None:
         """The start form's run time is the window's length: Locust's own timer, which starts at once, must not cut

@@ -1,0 +1,39 @@
+"""The ``vllm-locust`` command: what needs no run."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_locust import __version__
+from vllm_locust.cli import main
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"vllm-locust {__version__}\n"
+
+
+def test_flags_shows_what_locust_help_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flags"]) == 0
+    shown = capsys.readouterr().out
+    assert "--workload" in shown
+    assert "VLLM_LOCUST_MAX_TOKENS" in shown
+
+
+@pytest.mark.parametrize("name", ["chat.py", "sharegpt.yaml"])
+def test_path(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["path", name]) == 0
+    assert capsys.readouterr().out.strip().endswith(name)
+
+
+def test_an_unknown_path_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["path", "nothing.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("vllm-locust: path nothing.yaml: nothing of that name is shipped")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--duration", "xx"), ("--users", "0")])
+def test_the_demo_refuses_before_it_starts_anything(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", flag, value]) == 2
+    assert flag in capsys.readouterr().err
