@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from vllm_locust.verdict import Evidence, Shift, Status, exit_code, judge
+from vllm_locust.evidence import Evidence, Shift
+from vllm_locust.verdict import Status, exit_code, judge
 
 CLEAN: dict[str, Any] = {
     "window_requests": 1000,

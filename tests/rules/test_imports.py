@@ -36,6 +36,7 @@ PURE = {
     "choice",
     "completion",
     "confidence",
+    "evidence",
     "histogram",
     "metrics",
     "phases",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_locust.evidence import Evidence, Shift
 from vllm_locust.outcome import Outcome
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import WorkerHealth
-from vllm_locust.verdict import THRESHOLDS, Evidence, Shift
+from vllm_locust.verdict import THRESHOLDS
 
 
 def evidence(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust.evidence import Shift
 from vllm_locust.report.blocks import pooled_block, seconds
 from vllm_locust.report.columns import Source
 from vllm_locust.report.definition_card import definition_card
@@ -23,7 +24,7 @@ from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import read_worker_health
 from vllm_locust.slo import SloKind, StageJudgement, judge_stage
 from vllm_locust.statistics import ks_distance
-from vllm_locust.verdict import Shift, exit_code, judge
+from vllm_locust.verdict import exit_code, judge
 
 SCHEMA: Final = 1
 LengthReference = tuple[npt.NDArray[Any], npt.NDArray[Any]]

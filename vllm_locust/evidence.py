@@ -1,0 +1,71 @@
+"""What is known about a run, on which the verdict rests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far one reported percentile could be off, because chunks came without stamps of their own. There is none for
+    a percentile that is flagged for its few samples: no one should lean on it in the first place.
+    """
+
+    metric: str
+    percentile: str
+    reported_ns: float
+    lowest_ns: float
+    highest_ns: float
+
+    @property
+    def shift_ns(self) -> float:
+        return max(self.reported_ns - self.lowest_ns, self.highest_ns - self.reported_ns)
+
+    @property
+    def share(self) -> float:
+        return self.shift_ns / self.reported_ns if self.reported_ns > 0 else float(self.shift_ns > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known about a run. None: not known or not applicable, and no rule fires on it."""
+
+    window_requests: int
+    window_ok: int
+    attempted: int
+    failed: int
+    """All that are not ok."""
+    unfinished: int = 0
+    """Of the failed ones, those that the end of the drain cut off."""
+    max_failures: float | None = None
+    records_lost: int = 0
+    """Records that a worker could keep nowhere."""
+    batches_lost: int = 0
+    """Numbered batches that a worker made and that are in no file."""
+    spooled_batches: int = 0
+    workers_expected: int | None = None
+    workers_missing: Sequence[str] = ()
+    shifts: Sequence[Shift] = ()
+    coalesced_share: float | None = None
+    """Share of the chunk gaps that touch a chunk without a stamp of its own."""
+    schedule_lag_p99_ns: float | None = None
+    slots_were_full: bool = False
+    planned_arrivals: int | None = None
+    sent_in_time: int | None = None
+    """Of the planned arrivals, those that were sent, and not late."""
+    receive_lag_p99_ns: float | None = None
+    user_stamp_share: float = 0.0
+    loop_lag_p99_ns: float | None = None
+    health_samples: int | None = None
+    cpu_fraction_p95: float | None = None
+    cpu_worker: str | None = None
+    run_delay_share: float | None = None
+    gc_pause_max_ns: int | None = None
+    clock_step_max_ns: int | None = None
+    clock_uncertainty_max_ns: int | None = None
+    stopped_early: str | None = None
+    """Why the run ended before its time."""
+    token_sources: Sequence[str] = ()
+    slos_undecided: Sequence[str] = ()
+    """Per-stage SLOs for which a stage has no value."""
