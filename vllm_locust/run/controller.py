@@ -9,13 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,12 @@ from gevent.event import Event
 from vllm_locust import __version__, clock
 from vllm_locust.aggregate import Snapshot, Snapshots
 from vllm_locust.clock import WallAxis
-from vllm_locust.config import RunConfig
 from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
-from vllm_locust.load.preflight import ServerFacts
 from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
 from vllm_locust.run.messenger import DRAIN, PREPARE, Absences, Messenger
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.recovery import RUN, STOPPED_EARLY, WINDOW_END, WINDOW_START
-from vllm_locust.run.secrets import Secrets
+from vllm_locust.run.run_description import Checked, description
 from vllm_locust.run.worker_side import last_words
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
@@ -42,7 +37,6 @@ from vllm_locust.store.recorder_process import RecorderProcess, start_recorder
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory, write_json
-from vllm_locust.workload.workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +46,6 @@ SILENT_WHILE_PREPARED_S = 30.0
 WAIT_FOR_GONE_S = 5.0
 RECORDER_TIMEOUT_S = 60.0
 POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What is known to be usable before any load is sent."""
-
-    config: RunConfig
-    secrets: Secrets
-    server: ServerFacts
-    workload: Workload
 
 
 class RunController:
@@ -408,36 +392,11 @@ class RunController:
     def _run_json(
         self, report: RecorderReport | None, stopped_early: str | None, missing: list[str] | None = None
     ) -> dict[str, Any]:
-        workload = self._checked.workload
-        return {
-            "schema": 1,
-            "run_id": self.run_id,
-            "run_name": self._config.run_name,
-            "tags": dict(self._config.tags),
-            "command": sys.argv,
-            "versions": {
-                "vllm_locust": __version__,
-                "locust": version("locust"),
-                "python": platform.python_version(),
-                "kernel": platform.release(),
-            },
-            "hosts": {"master": socket.gethostname()},
-            "config": self._config.to_json(),
-            "token_detail": self._token_detail,
-            "server": asdict(self._checked.server),
-            "workload": {
-                "name": workload.name,
-                "description": workload.description,
-                "token_count_method": workload.token_count_method,
-                "filters": dict(workload.filters),
-                "warnings": list(workload.warnings),
-                "fingerprint": workload.fingerprint,
-            },
-            "started_unix_ns": self._started_unix_ns,
+        known = description(self._checked, self.run_id, self._started_unix_ns, token_detail=self._token_detail)
+        whole = len(self._window) == 2
+        return known | {
             "ended_unix_ns": None,
-            "window": {"start_unix_ns": self._window[0], "end_unix_ns": self._window[1]}
-            if len(self._window) == 2
-            else None,
+            "window": {"start_unix_ns": self._window[0], "end_unix_ns": self._window[1]} if whole else None,
             "stages": [],
             "stopped_early": stopped_early,
             "workers": self._workers_json(missing or []),

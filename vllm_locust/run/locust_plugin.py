@@ -22,9 +22,10 @@ from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError, VllmLocustError
 from vllm_locust.load.preflight import ask_server
 from vllm_locust.load.users import POST, ChatUser
-from vllm_locust.run.controller import Checked, RunController
+from vllm_locust.run.controller import RunController
 from vllm_locust.run.flags import WEB_OPTIONS, add_flags
 from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
+from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.run.worker_side import WorkerSide
 from vllm_locust.store.redis_store import RunStore
