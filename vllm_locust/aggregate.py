@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from vllm_locust.histogram import LogHistogram, Tally
 from vllm_locust.outcome import Outcome
+from vllm_locust.timing import tpot_ns
 
 SCHEMA: Final = 1
 HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "schedule_lag", "receive_lag")
@@ -112,8 +113,7 @@ class RunAggregate:
         if len(request.chunk_ns) < 2:
             return
         times = _array(request.chunk_ns)
-        if request.output_tokens is not None and request.output_tokens > 1:
-            self._record("tpot", round(int(times[-1] - times[0]) / (request.output_tokens - 1)))
+        self._record("tpot", tpot_ns(request.chunk_ns, request.output_tokens))
         gaps = Tally.of(np.diff(times))
         self.histograms["chunk_gap"].add(gaps)
         tokens = request.chunk_tokens

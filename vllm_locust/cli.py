@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_locust import __version__
-from vllm_locust.errors import UsageError, VllmLocustError
+from vllm_locust.errors import VllmLocustError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except VllmLocustError as error:
-        for problem in error.problems if isinstance(error, UsageError) else (str(error),):
+        for problem in error.problems:
             sys.stderr.write(f"vllm-locust: {problem}\n")
         return error.exit_code
 

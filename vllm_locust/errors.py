@@ -20,6 +20,11 @@ class VllmLocustError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What to tell the user, a line each."""
+        return (str(self),)
+
 
 class UsageError(VllmLocustError):
     """Raised before any load is sent. ``problems`` holds every fault found, not only the first."""
@@ -28,7 +33,11 @@ class UsageError(VllmLocustError):
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
-        self.problems = problems
+        self._problems = problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._problems
 
 
 class WorkloadError(UsageError):

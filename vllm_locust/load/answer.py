@@ -10,12 +10,11 @@ import httptools
 
 from vllm_locust.completion import CompletionReader
 from vllm_locust.load.receiver import Read
-from vllm_locust.load.transport import Exchange
+from vllm_locust.load.transport import ERROR_BODY_BYTES, Exchange
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import error_text, is_event_stream
 from vllm_locust.sse import EventDecoder
 
-ERROR_BODY_BYTES = 65536
 JSON_BODY_BYTES = 64 * 1024 * 1024
 
 

@@ -13,12 +13,19 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.completion import CompletionReader
-from vllm_locust.load.transport import Call, CutShort, Exchange, ReceiveLag, connect_failure, exceeded_timeout
+from vllm_locust.load.transport import (
+    ERROR_BODY_BYTES,
+    WATCH_INTERVAL_S,
+    Call,
+    CutShort,
+    Exchange,
+    ReceiveLag,
+    connect_failure,
+    exceeded_timeout,
+)
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import error_text, is_event_stream
 
-WATCH_INTERVAL_S = 0.05
-ERROR_BODY_BYTES = 65536
 READ_BYTES = 65536
 
 _Item = TypeVar("_Item")

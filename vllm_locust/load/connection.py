@@ -21,9 +21,8 @@ from vllm_locust import clock
 from vllm_locust.config import Target
 from vllm_locust.load.proxy import proxy_authorization, proxy_for
 from vllm_locust.load.receiver import READ_BYTES, enable_stamps, raw_socket
+from vllm_locust.load.transport import IDLE_LIMIT_NS
 
-IDLE_LIMIT_NS = 4_000_000_000
-"""Kept-alive connections are not reused after this long: uvicorn, and so vLLM, closes them after 5 s."""
 RESOLVED_FOR_NS = 60_000_000_000
 
 

@@ -15,13 +15,10 @@ from vllm_locust.config import Target
 from vllm_locust.load.answer import HttpAnswer, only_event
 from vllm_locust.load.connection import Connection, ConnectionPool
 from vllm_locust.load.receiver import Inbox, Read, Receiver
-from vllm_locust.load.transport import Call, CutShort, Exchange, connect_failure, exceeded_timeout
+from vllm_locust.load.transport import WATCH_INTERVAL_S, Call, CutShort, Exchange, connect_failure, exceeded_timeout
 from vllm_locust.outcome import Outcome
 
 logger = logging.getLogger(__name__)
-
-WATCH_INTERVAL_S = 0.05
-"""How often running calls are held against their timeouts: one scan per process instead of a timer per read."""
 
 PATIENCE_NS = 500_000_000
 """Reads are not left unparsed for longer than this, however few they are."""

@@ -19,11 +19,11 @@ from vllm_locust import clock
 from vllm_locust.config import Target
 from vllm_locust.load.attempt import Attempt, Watchdog, root_os_error
 from vllm_locust.load.proxy import proxy_for
-from vllm_locust.load.transport import Call, Exchange, ReceiveLag
+from vllm_locust.load.transport import IDLE_LIMIT_NS, Call, Exchange, ReceiveLag
 from vllm_locust.outcome import Outcome
 from vllm_locust.sse import Event
 
-KEEPALIVE_EXPIRY_S = 4.0
+KEEPALIVE_EXPIRY_S = IDLE_LIMIT_NS / 1e9
 """Kept-alive connections are not reused after this long: uvicorn, and so vLLM, closes them after 5 s."""
 
 _NO_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S)

@@ -19,12 +19,9 @@ from vllm_locust import clock
 from vllm_locust.config import Target
 from vllm_locust.load.attempt import READ_BYTES, Attempt, Watchdog, root_os_error
 from vllm_locust.load.proxy import proxy_authorization, proxy_for
-from vllm_locust.load.transport import Call, Exchange, ReceiveLag
+from vllm_locust.load.transport import IDLE_LIMIT_NS, Call, Exchange, ReceiveLag
 from vllm_locust.outcome import Outcome
 from vllm_locust.sse import Event
-
-IDLE_LIMIT_NS = 4_000_000_000
-"""Kept-alive connections are not reused after this long: uvicorn, and so vLLM, closes them after 5 s."""
 
 _Connection = urllib3.connection.HTTPConnection
 

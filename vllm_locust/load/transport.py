@@ -17,6 +17,13 @@ from vllm_locust.completion import CompletionReader
 from vllm_locust.config import Target, Timeouts, TlsFiles
 from vllm_locust.outcome import Outcome
 
+IDLE_LIMIT_NS = 4_000_000_000
+"""Kept-alive connections are not reused after this long: uvicorn, and so vLLM, closes them after 5 s."""
+WATCH_INTERVAL_S = 0.05
+"""How often running calls are held against their timeouts: one look per process instead of a timer per read."""
+ERROR_BODY_BYTES = 65536
+"""How much of an error's body is kept to find the server's words in it."""
+
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOMEM, errno.ENOBUFS})
 """Connect errors that are this machine's limits, not the server's answer."""
 

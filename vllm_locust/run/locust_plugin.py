@@ -76,7 +76,7 @@ _events.init.add_listener(_on_init)
 
 
 def _exit_with(error: VllmLocustError) -> None:
-    for problem in error.problems if isinstance(error, UsageError) else (str(error),):
+    for problem in error.problems:
         sys.stderr.write(f"vllm-locust: {problem}\n")
     sys.stderr.flush()
     sys.exit(error.exit_code)
@@ -214,7 +214,7 @@ class _MasterProcess:
             if not isinstance(error, VllmLocustError):
                 logger.exception("The run cannot begin")
             self._controller = None
-            for problem in error.problems if isinstance(error, UsageError) else (str(error),):
+            for problem in error.problems if isinstance(error, VllmLocustError) else (str(error),):
                 logger.error("vllm-locust: %s", problem)
             self._environment.process_exit_code = error.exit_code if isinstance(error, VllmLocustError) else 1
             if self._headless:
