@@ -54,7 +54,7 @@ def state(reader: CompletionReader) -> dict[str, Any]:
                 index: {slot: str(getattr(choice, slot)) for slot in type(choice).__slots__}
                 for index, choice in value.items()
             }
-        if name != "_sole":
+        if name not in ("_sole", "_template", "_lessons"):
             found[name] = value
     return found
 

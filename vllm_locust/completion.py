@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -20,11 +20,16 @@ from vllm_locust.choice import (
     short_text,
     token_count,
 )
+from vllm_locust.chunk_template import ChunkTemplate
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import bounded, error_in, error_message
 from vllm_locust.sse import Event
 
 _FAILED_REASONS = frozenset({"error", "abort"})
+_LESSONS = 4
+"""A stream whose chunks cannot be foretold is not studied over and over."""
+MOST_ALIKE = 1024
+"""So many chunks at most are taken as alike in one go."""
 
 
 class CompletionReader:
@@ -49,7 +54,9 @@ class CompletionReader:
         "_error_event",
         "_first_shown_ns",
         "_has_body",
+        "_lessons",
         "_sole",
+        "_template",
         "cached_tokens",
         "chunk_ns",
         "chunk_tokens",
@@ -94,6 +101,8 @@ class CompletionReader:
         self.ignored = 0
         self._choices: dict[int, Choice] = {}
         self._sole: Choice | None = None
+        self._template: ChunkTemplate | None = None
+        self._lessons = 0
         self._error_event = False
         self._first_shown_ns: int | None = None
         self._has_body = False
@@ -109,6 +118,42 @@ class CompletionReader:
             self.ignored += 1
         elif not self._take_plain(chunk, stamp_ns):
             self.on_chunk(chunk, stamp_ns)
+        elif self._template is None and self._lessons < _LESSONS and self._sole is not None:
+            self._lessons += 1
+            usage = chunk.get("usage")
+            self._template = ChunkTemplate.learn(data, chunk, None if usage is None else self._sole.tokens)
+
+    def expected(self) -> tuple[ChunkTemplate, int | None] | None:
+        """How the next chunk looks if it is like the last ones, and the count of tokens that it will then tell (None:
+        it tells none). None where nothing can be said.
+        """
+        template, state = self._template, self._sole
+        if template is None or state is None:
+            return None
+        if template.counts and (state.tokens is None or state.tokens > MAX_TOKENS - MOST_ALIKE - 1):
+            return None
+        return template, (state.tokens or 0) + 1 if template.counts else None
+
+    def on_alike(self, texts: Sequence[str], stamps_ns: Sequence[int]) -> None:
+        """Take chunks that were as ``expected``: their text in as many pieces as the caller likes, and the stamp of
+        each. Where tokens are counted, each is one.
+        """
+        state, template = self._sole, self._template
+        assert state is not None
+        assert template is not None
+        number = len(stamps_ns)
+        self.events += number
+        state.text += texts
+        state.has_tokens = True
+        if self._first_shown_ns is None:
+            self._first_shown_ns = stamps_ns[0]
+        self.chunk_ns += stamps_ns
+        self.chunk_width_ns += [0] * number
+        if template.counts:
+            self.chunk_tokens += [1] * number
+            self.completion_tokens = state.tokens = (state.tokens or 0) + number
+        else:
+            self.chunk_tokens += [None] * number
 
     def _take_plain(self, chunk: Any, stamp_ns: int) -> bool:
         """Take the chunk that nearly all chunks are: one text fragment of the only choice, not its last, with what
@@ -184,6 +229,7 @@ class CompletionReader:
     def on_chunk(self, chunk: Mapping[str, Any], stamp_ns: int, width_ns: int = 0) -> None:
         """Take a parsed chunk. ``width_ns``: the interval before the stamp it came in; 0: the stamp is its own."""
         self.events += 1
+        self._template = None
         try:
             choices = chunk.get("choices")
             if not choices:
@@ -424,6 +470,7 @@ class CompletionReader:
     def _on_plain_text(self, text: str, kind: bytes, stamp_ns: int) -> None:
         if text.startswith("[DONE]"):
             self.ended = True
+            self._template = None
             self.done_ns = stamp_ns
         elif not text or kind != b"message":
             self.ignored += 1

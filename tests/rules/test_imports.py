@@ -34,6 +34,7 @@ LEVELS = {
 PURE = {
     "aggregate",
     "choice",
+    "chunk_template",
     "completion",
     "confidence",
     "evidence",

@@ -6,9 +6,12 @@ one whole HTTP chunk, is taken apart here first; it leaves the parser where it w
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import httptools
 
-from vllm_locust.completion import CompletionReader
+from vllm_locust.chunk_template import unquoted
+from vllm_locust.completion import MOST_ALIKE, CompletionReader
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import ERROR_BODY_BYTES, Exchange
 from vllm_locust.outcome import Outcome
@@ -39,6 +42,8 @@ class HttpAnswer:
         self._keep_alive = False
         self._extra = False
         self._stamp_ns = 0
+        self.lag_max_ns = 0
+        """The longest receive lag of a read."""
 
     # httptools' callbacks
 
@@ -99,6 +104,36 @@ class HttpAnswer:
         self.plain = self._between_chunks and self._decoder is not None and self._decoder.between_events
         if self._message_ended and not self.complete:
             self._finish(stamp_ns)
+
+    def take_alike(self, reads: list[Read], at: int) -> int:
+        """Take the reads from ``at`` on for as long as each is one whole HTTP chunk that holds the chunk expected next.
+        Returns the index of the first that is not: most reads of a stream end here, so it is all in one loop.
+        """
+        completion = self._completion
+        expected = completion.expected()
+        if expected is None:
+            return at
+        template, count = expected
+        run = reads[at : at + MOST_ALIKE]
+        prefix = template.prefix
+        prefix_size = len(prefix)
+        head_of = _heads.get
+        insides: list[bytes] = []
+        suffixes = template.suffixes(count, len(run), _END)
+        for (data, _, _, stamped, _), suffix in zip(run, suffixes, strict=True):
+            head = head_of(len(data))
+            if head is None or not stamped or not data.startswith(head) or not data.endswith(suffix):
+                break
+            start, end = len(head) + prefix_size, len(data) - len(suffix)
+            if start >= end or not data.startswith(prefix, len(head)):
+                break
+            insides.append(data[start:end])
+        texts, number = unquoted(insides)
+        if number:
+            stamps_ns, lags_ns = zip(*map(_STAMP_AND_LAG, run[:number]), strict=True)
+            self.lag_max_ns = max(self.lag_max_ns, *lags_ns)
+            completion.on_alike(texts, stamps_ns)
+        return at + number
 
     @property
     def streaming(self) -> bool:
@@ -171,7 +206,7 @@ def only_event(data: bytes) -> bytes | None:
     ended by LF, with the chunk's size as every server writes it; else None.
     """
     head = _heads.get(len(data))
-    if head is None or not data.startswith(head) or not data.endswith(b"\n\n\r\n"):
+    if head is None or not data.startswith(head) or not data.endswith(_END):
         return None
     event_data = data[len(head) : -4]
     return None if b"\n" in event_data or b"\r" in event_data else event_data
@@ -183,6 +218,8 @@ def _head_of(size: int) -> tuple[int, bytes]:
     return len(head) + size + 2, head + b"data: "
 
 
+_STAMP_AND_LAG = itemgetter(1, 4)
+_END = b"\n\n\r\n"
 _heads = dict(_head_of(size) for size in range(len(b"data: \n\n"), 8192))
 """By the length of the whole chunk. Larger ones are rare, and take the long way."""
 

@@ -34,7 +34,6 @@ class _Stream:
         "exchange",
         "finished",
         "inbox",
-        "lag_max_ns",
         "last_byte_ns",
         "unstamped",
     )
@@ -47,7 +46,6 @@ class _Stream:
         self.inbox = Inbox(connection.sock, connection.stamps, self.consume)
         self.finished = Event()
         self.last_byte_ns = 0
-        self.lag_max_ns = 0
         self.unstamped = not connection.stamps
 
     def consume(self, reads: list[Read]) -> None:
@@ -62,12 +60,19 @@ class _Stream:
         answer = self.answer
         tls = self.connection.tls
         on_data = self.exchange.completion.on_data
-        for read in reads:
+        at = 0
+        while at < len(reads):
+            if answer.plain and (taken := answer.take_alike(reads, at)) > at:
+                self.last_byte_ns = reads[taken - 1][1]
+                at = taken
+                continue
+            read = reads[at]
+            at += 1
             data, stamp_ns, _, stamped, lag_ns = read
             if answer.plain and stamped and (event_data := only_event(data)) is not None:
                 self.last_byte_ns = stamp_ns
-                if lag_ns > self.lag_max_ns:
-                    self.lag_max_ns = lag_ns
+                if lag_ns > answer.lag_max_ns:
+                    answer.lag_max_ns = lag_ns
                 on_data(event_data, stamp_ns)
                 continue
             if answer.complete:
@@ -77,8 +82,8 @@ class _Stream:
                 answer.end_of_stream(stamp_ns, self.inbox.error)
                 break
             self.last_byte_ns = stamp_ns
-            if lag_ns > self.lag_max_ns:
-                self.lag_max_ns = lag_ns
+            if lag_ns > answer.lag_max_ns:
+                answer.lag_max_ns = lag_ns
             if not stamped:
                 self.unstamped = True
             if tls is not None:
@@ -187,7 +192,7 @@ class KernelTransport:
             self._receiver.forget(stream.inbox)
             self._running.discard(stream)
         exchange.stamp_source = "user" if stream.unstamped else "kernel"
-        exchange.receive_lag_max_ns = None if stream.unstamped else stream.lag_max_ns
+        exchange.receive_lag_max_ns = None if stream.unstamped else stream.answer.lag_max_ns
 
     def _request_bytes(self, call: Call, connection: Connection) -> bytes:
         body = orjson.dumps(call.payload)
