@@ -41,6 +41,8 @@ def _pin(core: int, realtime: bool) -> list[str]:
 
 def default_placement(priority: bool) -> Placement:
     cores = sorted(os.sched_getaffinity(0))
+    # A core's hardware threads share its units: what one of them does would slow the other down.
+    apart = [core for core in cores if core not in _siblings(cores[0])]
     if len(cores) < 2:
         raise RuntimeError("the benchmark needs two cores, one for the client and one for the server")
     can = (
@@ -49,7 +51,20 @@ def default_placement(priority: bool) -> Placement:
     )
     if priority and not can:
         raise RuntimeError("--priority needs chrt and the right to use it (CAP_SYS_NICE): run as root or leave it out")
-    return Placement(cores[0], cores[1], can, priority)
+    return Placement(cores[0], (apart or cores[1:])[0], can, priority)
+
+
+def _siblings(core: int) -> set[int]:
+    """The hardware threads of a core's physical core, itself among them; only itself where Linux does not tell."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return {core}
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
