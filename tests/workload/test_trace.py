@@ -181,3 +181,13 @@ def test_a_layout_that_does_not_fit_is_refused(tmp_path: Path, cache_dir: Path) 
     spec = written(tmp_path / "t.yaml", "kind: trace\nfile: t.csv\nlayout: azure\n")
     with pytest.raises(WorkloadError, match="layout azure needs the columns contexttokens, generatedtokens"):
         load(spec, cache_dir)
+
+
+def test_the_times_of_a_trace_are_those_of_the_prompts_that_stay(tmp_path: Path, cache_dir: Path) -> None:
+    for limit in (None, 472 + 18 + 64):
+        workload = load(written(tmp_path / "t.csv", BURSTGPT), cache_dir, max_model_len=limit)
+        times = workload.offsets_ns()
+        assert times is not None
+        assert times.tolist() == [prompt.offset_ns for prompt in all_prompts(workload)]
+    other = written(tmp_path / "w.yaml", "kind: synthetic\nconversations: 3\nprompt_tokens: 5\noutput_tokens: 5\n")
+    assert load(other, cache_dir).offsets_ns() is None

@@ -78,7 +78,11 @@ class Workload:
     @property
     def replays_times(self) -> bool:
         """The prompts have an ``offset_ns``, come in order and end after one pass."""
-        return self.source.replays_times
+        return self.source.offset_ns is not None
+
+    def offsets_ns(self) -> Integers | None:
+        """When each prompt is due, in order, after the trace's start; None where the workload replays no times."""
+        return None if self.source.offset_ns is None else self.source.offset_ns[self.selected]
 
     def prompts(self, *, seed: int, share: int, shares: int) -> Iterator[Prompt]:
         """First turns for worker ``share`` of ``shares``. Endless, except that a trace ends after one pass.
@@ -103,7 +107,7 @@ class Workload:
 
     def _positions(self, seed: int, share: int, shares: int) -> Iterator[tuple[int, int]]:
         check_share(share, shares)
-        if self.source.replays_times:
+        if self.replays_times:
             return ((0, int(row)) for row in self.selected[share::shares])
         return (
             (epoch, int(self.selected[i])) for epoch, i in positions(self.rows, seed=seed, share=share, shares=shares)
