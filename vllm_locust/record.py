@@ -42,6 +42,8 @@ class RequestRecord:
     ttft_answer_ns: int | None = None
     e2e_ns: int | None = None
     done_ns: int | None = None
+    ended_ns: int | None = None
+    """When we had no more to do with it, whatever its outcome: how long it was in flight."""
     schedule_lag_ns: int | None = None
     receive_lag_max_ns: int | None = None
     chunk_ns: list[int] = field(default_factory=list)

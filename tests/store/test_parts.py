@@ -140,7 +140,7 @@ def test_the_columns_are_those_of_the_design(run_dir: RunDirectory) -> None:
     finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
     names = pq.read_schema(run_dir.requests_parquet).names
     assert [name for name in names if name in DESIGN_COLUMNS] == DESIGN_COLUMNS
-    assert set(names) - set(DESIGN_COLUMNS) == {"arrival", "chunk_width_ns", "prompt_tokens_planned"}
+    assert set(names) - set(DESIGN_COLUMNS) == {"arrival", "chunk_width_ns", "ended_ns", "prompt_tokens_planned"}
     assert tuple(names) == REQUESTS_PARQUET_ORDER
     finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet)
     (row,) = pq.read_table(run_dir.workers_parquet).to_pylist()
@@ -157,7 +157,7 @@ def test_a_run_without_a_request_has_a_file_with_all_columns(run_dir: RunDirecto
 def test_a_part_of_the_version_before_is_read_with_nulls_for_what_it_lacks(run_dir: RunDirectory) -> None:
     write(run_dir.parts, [requests_batch("a", 1)], [requests_batch("a", 2)])
     old = pq.read_table(run_dir.parts / "requests-000001.parquet")
-    pq.write_table(old.drop_columns(["arrival"]), run_dir.parts / "requests-000001.parquet")
+    pq.write_table(old.drop_columns(["arrival", "ended_ns"]), run_dir.parts / "requests-000001.parquet")
     report = finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
     assert (report.rows, pq.read_table(run_dir.requests_parquet).column("arrival").null_count) == (4, 4)
     pq.write_table(old.drop_columns(["turn"]), run_dir.parts / "requests-000001.parquet")

@@ -245,6 +245,7 @@ class LoadWorker:
             ttft_answer_ns=None if answer_ns is None else answer_ns - sent_ns,
             e2e_ns=e2e_ns(sent_ns, completion.chunk_ns, done_ns) if exchange.outcome is Outcome.OK else None,
             done_ns=None if done_ns is None else done_ns - sent_ns,
+            ended_ns=clock.monotonic_ns() - sent_ns,
             receive_lag_max_ns=exchange.receive_lag_max_ns,
             chunk_ns=chunk_ns,
             chunk_tokens=completion.known_chunk_tokens,
