@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from vllm_locust.config import RunConfig, Target, Timeouts, parse_duration_ns, parse_fraction
+from vllm_locust.config import RunConfig, Target, Timeouts, parse_fraction
+from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
 from vllm_locust.protocol import Api
 

@@ -15,37 +15,13 @@ from urllib.parse import SplitResult, urlsplit
 
 import orjson
 
+from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
 from vllm_locust.protocol import Api, extra_body_problems
 from vllm_locust.slo import parse_slo, parse_slos
 
 TransportName = Literal["kernel", "sse", "openai"]
 TokenDetail = Literal["auto", "on", "off"]
-
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h|)")
-_UNIT_NS = {
-    "ns": 1,
-    "us": 1_000,
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-}
-
-
-def parse_duration_ns(text: str) -> int:
-    """``500ms``, ``2s``, ``1m``, ``1m30s``; a plain number is seconds. Raises ValueError."""
-    compact = text.strip().replace(" ", "")
-    parts = list(_DURATION.finditer(compact))
-    if (
-        len(compact) > 40
-        or not parts
-        or "".join(part[0] for part in parts) != compact
-        or (len(parts) > 1 and any(not p[2] for p in parts))
-    ):
-        raise ValueError(f"{text[:60]!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
-    return sum(round(float(part[1]) * _UNIT_NS[part[2]]) for part in parts)
 
 
 def parse_fraction(text: str) -> float:

@@ -33,11 +33,14 @@ LEVELS = {
 }
 PURE = {
     "aggregate",
+    "arrival",
     "choice",
     "completion",
     "confidence",
+    "duration",
     "evidence",
     "histogram",
+    "load_profile",
     "metrics",
     "phases",
     "pooled",
