@@ -202,10 +202,10 @@ def test_every_problem_is_told_at_once() -> None:
         "--host",
         "--api",
         "--max-tokens",
+        "--think-time",
         "--tag",
         "--slo",
         "--cert-file and --key-file",
-        "--think-time",
     ]
 
 

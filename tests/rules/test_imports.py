@@ -19,6 +19,7 @@ LEVELS = {
     "clock": 0,
     "outcome": 0,
     "config": 2,
+    "load_options": 2,
     "record": 2,
     "shipped": 2,
     "workload": 2,
