@@ -25,7 +25,7 @@ Z_95 = 1.959963984540054
 
 def batch_size(n: int) -> int:
     """n^(2/3), but at most an eighth of all."""
-    return max(1, min(n // 8, round(n ** (2 / 3))))
+    return max(1, min(n // 8, round(math.pow(n, 2 / 3))))
 
 
 def long_run_variance(sequence: npt.NDArray[np.float64]) -> float:
