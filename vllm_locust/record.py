@@ -21,7 +21,8 @@ class RequestRecord:
     request_id: str
     worker_id: str
     host: str
-    user_id: int
+    user_id: int | None
+    """None where no user ever had it."""
     target: str
     task: str
     transport: str

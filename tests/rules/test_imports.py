@@ -17,6 +17,7 @@ PACKAGE = ROOT / "vllm_locust"
 LEVELS = {
     "errors": 0,
     "clock": 0,
+    "timerfd": 0,
     "outcome": 0,
     "config": 2,
     "load_options": 2,

@@ -16,7 +16,7 @@ from vllm_locust.store.columns import RequestColumns, health_to_arrow
 from vllm_locust.store.finalize import REQUESTS_PARQUET_ORDER, finalize
 from vllm_locust.store.parts import PartStore, WorkerLedger, list_parts
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json
-from vllm_locust.store.schema import Batch, BatchHeader, BatchKind
+from vllm_locust.store.schema import SCHEMAS, Batch, BatchHeader, BatchKind
 
 DESIGN_COLUMNS = re.findall(
     r"\w+",
@@ -157,7 +157,9 @@ def test_a_run_without_a_request_has_a_file_with_all_columns(run_dir: RunDirecto
 def test_a_part_of_the_version_before_is_read_with_nulls_for_what_it_lacks(run_dir: RunDirectory) -> None:
     write(run_dir.parts, [requests_batch("a", 1)], [requests_batch("a", 2)])
     old = pq.read_table(run_dir.parts / "requests-000001.parquet")
-    pq.write_table(old.drop_columns(["arrival", "ended_ns"]), run_dir.parts / "requests-000001.parquet")
+    schema = SCHEMAS[1][BatchKind.REQUESTS]
+    before = old.select(schema.names).cast(schema).replace_schema_metadata(old.schema.metadata)
+    pq.write_table(before, run_dir.parts / "requests-000001.parquet")
     report = finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
     assert (report.rows, pq.read_table(run_dir.requests_parquet).column("arrival").null_count) == (4, 4)
     pq.write_table(old.drop_columns(["turn"]), run_dir.parts / "requests-000001.parquet")

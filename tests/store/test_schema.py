@@ -101,7 +101,8 @@ def test_a_batch_of_the_version_before_is_read_with_nulls_for_what_it_lacks(rows
     for number in range(rows + 1):
         columns.append(request(number))
     current = columns.to_arrow().slice(0, rows)
-    old = with_metadata(current.select(SCHEMAS[1][BatchKind.REQUESTS].names), schema="1")
+    schema = SCHEMAS[1][BatchKind.REQUESTS]
+    old = with_metadata(current.select(schema.names).cast(schema), schema="1")
     assert decode_batch(old, "run").rows.to_pylist() == current.to_pylist()
     assert decode_batch(old, "run").rows.schema == schema_of(BatchKind.REQUESTS)
 

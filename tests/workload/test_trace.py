@@ -136,6 +136,7 @@ def test_shares_together_replay_the_trace_once(tmp_path: Path, cache_dir: Path, 
     assert [p.prompt_tokens for p in whole] == list(range(1, 11))
     for share in range(shares):
         assert list(workload.prompts(seed=9, share=share, shares=shares)) == whole[share::shares]
+    assert [workload.prompt(position, seed=9) for position in range(11)] == [*whole, None]
 
 
 def test_speed_layout_and_row_limit_of_a_workload_file(tmp_path: Path, cache_dir: Path) -> None:

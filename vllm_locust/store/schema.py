@@ -78,9 +78,11 @@ _HEALTH_V1: Final = _schema(
     "schedule_lag_max_ns gc_pause_ns open_fds rss_bytes spooled_batches",
 )
 
-_REQUESTS_V2: Final = _REQUESTS_V1.insert(
-    _REQUESTS_V1.get_field_index("scheduled_unix_ns"), pa.field("arrival", pa.int64())
-).insert(_REQUESTS_V1.get_field_index("done_ns") + 2, pa.field("ended_ns", pa.int64()))
+_REQUESTS_V2: Final = (
+    _REQUESTS_V1.insert(_REQUESTS_V1.get_field_index("scheduled_unix_ns"), pa.field("arrival", pa.int64()))
+    .insert(_REQUESTS_V1.get_field_index("done_ns") + 2, pa.field("ended_ns", pa.int64()))
+    .set(_REQUESTS_V1.get_field_index("user_id"), pa.field("user_id", pa.int64()))
+)
 _ARRIVALS_V2: Final = _schema(
     dict.fromkeys(("number", "scheduled_unix_ns"), pa.int64()) | dict.fromkeys(("worker_id", "status"), pa.string()),
     {},
