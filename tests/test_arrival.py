@@ -169,9 +169,8 @@ def test_the_union_reaches_far_over_many_blocks(process: ArrivalProcess) -> None
         assert [offset for _, offset in union] == whole.tolist()
 
 
-def gaps_at(
-    process: ArrivalProcess, burstiness: float, seed: int, rps: float = 50
-) -> tuple[npt.NDArray[np.float64], int]:
+def gaps_at(process: ArrivalProcess, burstiness: float, seed: int) -> tuple[npt.NDArray[np.float64], int]:
+    """In units of the mean gap, and the number of arrivals."""
     offsets = Schedule(process, seed=seed, burstiness=burstiness, pieces=(hold(50, 1000 * S),)).offsets_ns()
     return np.diff(offsets) / S * 50, len(offsets)
 
