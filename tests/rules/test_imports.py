@@ -50,6 +50,7 @@ PURE = {
     "slo",
     "sse",
     "statistics",
+    "steady_state",
     "timing",
     "verdict",
 }
