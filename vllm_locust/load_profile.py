@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -81,11 +81,9 @@ class LoadProfile:
         lengths = [stage.length_ns for stage in self.stages]
         return None if lengths[-1] is None else sum(length for length in lengths if length is not None)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """From what ``dataclasses.asdict`` gives."""
         return cls(quantity=Quantity(data["quantity"]), stages=tuple(ProfileStage(**stage) for stage in data["stages"]))
 
 
