@@ -51,7 +51,7 @@ def planned_arrivals(pieces: Sequence[Piece], at_ns: Fraction) -> Fraction:
     return total
 
 
-@pytest.mark.parametrize("rps", [10, 3, 1024, 0.1, 500, 7.123456, 0.001, 123456.7890123, 5000])
+@pytest.mark.parametrize("rps", [10, 3, 1024, 0.1, 500, 7.123456, 0.001, 123456.7890123, 100 / 3, 5000])
 def test_a_constant_rate_is_exact(rps: float) -> None:
     gap = Fraction(S) / Fraction(str(rps))
     offsets = schedule(CONSTANT, hold(rps)).offsets_ns(int(3000 * gap))
@@ -59,7 +59,7 @@ def test_a_constant_rate_is_exact(rps: float) -> None:
     assert len(offsets) >= 3000
 
 
-@pytest.mark.parametrize("rps", [300, 0.7, 1024])
+@pytest.mark.parametrize("rps", [300, 0.7, 1024, 100 / 3])
 def test_a_constant_rate_does_not_drift(rps: float) -> None:
     """The arithmetic of arrival 10^7 and those around it."""
     plan = schedule(CONSTANT, hold(rps))

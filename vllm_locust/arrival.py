@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -249,7 +250,7 @@ class Schedule:
         if not planned.size:
             return planned
         # The last stretch that begins at or before it: silent stretches begin where they end and hold nothing.
-        low, high = np.searchsorted(self._first_ticks, planned[[0, -1]], side="right")
+        low, high = (bisect_right(self._first_ticks, int(tick)) for tick in planned[[0, -1]])
         stretches = self._stretches[low - 1 : high]
         cuts = np.searchsorted(planned, [stretch.first_ticks for stretch in stretches[1:]])
         parts = np.split(planned, cuts)
