@@ -17,7 +17,16 @@ import gevent
 from gevent.event import Event
 
 from vllm_locust import clock
-from vllm_locust.load.transport import Call, CutShort, Exchange, exceeded_limit, tokenless_until_ns
+from vllm_locust.completion import CompletionReader
+from vllm_locust.load.transport import (
+    Call,
+    CutShort,
+    Exchange,
+    exceeded_limit,
+    patience_lost,
+    patience_over,
+    tokenless_until_ns,
+)
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import bounded
 
@@ -38,8 +47,11 @@ class Retries:
 
     def perform(self, call: Call) -> Exchange:
         """The last attempt's exchange, with the first one's start and the count of them all."""
+        started_ns = clock.monotonic_ns()
+        if patience_over(call, started_ns):
+            return _never_sent(call, started_ns)
         first = exchange = self._attempt(call)
-        sent_ns = first.started_ns if first.sent_ns is None else first.sent_ns
+        sent_ns = started_ns if first.sent_ns is None else first.sent_ns
         retry_wait_ns = 0
         for retry in range(self._limit):
             if not _may_retry(exchange):
@@ -49,12 +61,11 @@ class Retries:
             retry_wait_ns += clock.monotonic_ns() - began_ns
             if not again:
                 break
-            attempts = exchange.attempts + 1
             exchange = self._attempt(replace(call, first_sent_ns=sent_ns))
-            exchange.attempts = attempts
-        if exchange is not first or retry_wait_ns:
-            exchange.started_ns, exchange.connect_ns = first.started_ns, first.connect_ns
-            exchange.sent_ns, exchange.retry_wait_ns = sent_ns, retry_wait_ns
+            exchange.attempts = retry + 2
+        exchange.started_ns, exchange.retry_wait_ns = started_ns, retry_wait_ns
+        if exchange is not first:
+            exchange.sent_ns, exchange.connect_ns = sent_ns, first.connect_ns
         return exchange
 
     def _wait(self, call: Call, exchange: Exchange, sent_ns: int, retry: int) -> bool:
@@ -91,6 +102,12 @@ class Retries:
                 return False
             self._draining.wait(left_ns / 1e9)
         return True
+
+
+def _never_sent(call: Call, given_up_ns: int) -> Exchange:
+    """Its user gave up while it waited for a free slot."""
+    exchange = Exchange(CompletionReader(streamed=call.streamed), started_ns=given_up_ns, attempts=0)
+    return exchange.fail(Outcome.ABANDONED, patience_lost(call))
 
 
 def _may_retry(exchange: Exchange) -> bool:

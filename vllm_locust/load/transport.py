@@ -163,6 +163,12 @@ def tokenless_until_ns(call: Call, sent_ns: int) -> int | None:
     return min(ends_ns if patient_until_ns is None else [*ends_ns, patient_until_ns], default=None)
 
 
+def patience_over(call: Call, now_ns: int) -> bool:
+    """Whether the user of a call that is about to be sent has given up already, since it was due long ago."""
+    patient_until_ns = _patient_until_ns(call, now_ns)
+    return patient_until_ns is not None and now_ns > patient_until_ns
+
+
 def patience_lost(call: Call) -> str:
     assert call.patience_ns is not None
     moment = "it was sent" if call.patience_from_ns is None else "it was due"
