@@ -300,9 +300,8 @@ class LoadWorker:
 
     def _attempt(self, call: Call) -> Exchange:
         """One attempt: a killed user's is put on record too, and so is a fault of ours."""
-        started_ns = clock.monotonic_ns()
         try:
-            exchange = self.transport.perform(call)
+            return self.transport.perform(call)
         except gevent.GreenletExit as killed:
             exchange = Exchange(CompletionReader(streamed=call.streamed))
             exchange.fail(Outcome.ABANDONED, "its user was killed").killed = killed
@@ -310,7 +309,6 @@ class LoadWorker:
             logger.exception("A request could not be performed")
             exchange = Exchange(CompletionReader(streamed=call.streamed))
             exchange.fail(Outcome.CLIENT_ERROR, f"{type(error).__name__}: {error}"[:500])
-        exchange.started_ns = started_ns
         return exchange
 
     def _count_output(self, completion: CompletionReader) -> gevent.GreenletExit | None:
