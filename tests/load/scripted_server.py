@@ -38,8 +38,8 @@ class Request:
 
 @dataclass
 class ScriptedServer:
-    """Answers a request by the script that its X-Request-Id names, up to the first ``/``. The n-th request with the
-    same X-Request-Id is answered by the script ``name#n``, where there is one.
+    """Answers a POST by the script that its X-Request-Id names, up to the first ``/``, and a GET by the script ``GET``.
+    The n-th request with the same name is answered by the script ``name#n``, where there is one.
     """
 
     scripts: Mapping[str, tuple[Step, ...]]
@@ -122,6 +122,8 @@ def _read_request(sock: socket.socket, number: int) -> Request | None:
             return None
         data += piece
     head, _, body = data.partition(b"\r\n\r\n")
+    if head.startswith(b"GET "):
+        return Request("GET", number, time.monotonic_ns(), head, body)
     length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     name = re.search(rb"(?i)\r\nx-request-id: *([^\r]+)", head)
     assert length is not None
