@@ -125,10 +125,13 @@ def backoff_ns(retry: int, draw: random.Random) -> int:
 
 
 def retry_after_ns(header: str | None, now_unix_ns: int) -> int | None:
-    """What ``Retry-After`` asks for, a number of seconds or a date (RFC 9110, 10.2.3); None where it says neither."""
+    """What ``Retry-After`` asks for, a number of seconds or a date (RFC 9110, 10.2.3); None where it says neither.
+
+    The RFC's seconds are whole ones, but servers send fractions, and the OpenAI SDK reads them.
+    """
     text = (header or "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return int(text) * 1_000_000_000
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        return round(float(text) * 1e9)
     try:
         date = parsedate_tz(text)
         at_unix_ns = None if date is None else mktime_tz(date) * 1_000_000_000
