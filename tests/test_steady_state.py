@@ -13,6 +13,7 @@ def hold(**changed: Any) -> Hold:
     """A hundred seconds of ten arrivals a second that each take one."""
     due = np.arange(1000) / 10
     values: dict[str, Any] = {
+        "start_s": 0.0,
         "length_s": 100.0,
         "in_system": Occupancy(due, due + 1),
         "in_flight": Occupancy(due, due + 1),

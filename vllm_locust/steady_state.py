@@ -115,8 +115,9 @@ UNKNOWN: Final = SteadyState(None, None, None, None, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A stage of constant load, in seconds after its start. An arrival counts from when it was due, else sent."""
+    """A stage of constant load, on any axis of seconds. An arrival counts from when it was due, else sent."""
 
+    start_s: float
     length_s: float
     in_system: Occupancy
     """Arrivals that are not over, from when they were due."""
@@ -141,7 +142,7 @@ def assess(hold: Hold) -> SteadyState:
     short = np.quantile(hold.times_in_system_s, 0.1) > MAX_SERVICE_SHARE * hold.length_s
     if short and not (latency is not None and latency.matters and latency.change > 0):
         return UNKNOWN
-    in_system = trend(hold.in_system.means(np.linspace(0.0, hold.length_s, BATCHES + 1)))
+    in_system = trend(hold.in_system.means(hold.start_s + np.linspace(0.0, hold.length_s, BATCHES + 1)))
     overload = _overload(hold, in_system) if hold.open_loop else None
     return SteadyState(
         steady=not (in_system.matters or (latency is not None and latency.matters)),
@@ -154,10 +155,11 @@ def assess(hold: Hold) -> SteadyState:
 
 def _overload(hold: Hold, in_system: Trend) -> str | None:
     """Also in the second half more must have come than was finished: a stage that only fills up is not overloaded."""
-    start, middle, end = hold.in_system.at(np.array([0.0, hold.length_s / 2, hold.length_s])).tolist()
+    moments = hold.start_s + np.array([0.0, hold.length_s / 2, hold.length_s])
+    start, middle, end = hold.in_system.at(moments).tolist()
     growth, later = (end - start) / hold.arrivals, (end - middle) / (hold.arrivals / 2)
     if in_system.matters and min(growth, later) > OVERLOAD_SHARE:
-        sent_start, sent_end = hold.in_flight.at(np.array([0.0, hold.length_s])).tolist()
+        sent_start, _, sent_end = hold.in_flight.at(moments).tolist()
         waiting = (end - sent_end) - (start - sent_start)
         where = ", most of them waiting for a free slot (-u)" if waiting > (end - start) / 2 else ""
         return (

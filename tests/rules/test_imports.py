@@ -53,6 +53,8 @@ PURE = {
     "steady_state",
     "timing",
     "verdict",
+    "reason",
+    "delivered_load",
 }
 """Level 1: no input or output, no clock, no Locust, no hidden randomness."""
 
