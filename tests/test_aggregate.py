@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.aggregate import RunAggregate, Snapshot, Snapshots
+from vllm_locust.aggregate import KEPT_STAGES, RunAggregate, Snapshot, Snapshots, StageAggregates
 from vllm_locust.outcome import Outcome
 
 
@@ -138,6 +138,45 @@ def test_the_newest_snapshot_of_each_worker_counts_whatever_the_order() -> None:
     assert Snapshots().merged() == RunAggregate()
 
 
+def test_a_stage_has_the_requests_of_its_own_time() -> None:
+    stages = StageAggregates()
+    stages.open(0, 100, 200)
+    stages.open(1, 200, 300)
+    first, second = stages.aggregates[0], stages.aggregates[1]
+    assert [stages.at(time_ns) for time_ns in (99, 100, 199, 200, 299, 300)] == [
+        None,
+        first,
+        first,
+        second,
+        second,
+        None,
+    ]
+    stages.open(1, 200, 250)
+    assert stages.at(249) is second
+    assert stages.at(250) is None
+
+
+def test_only_the_last_stages_are_kept() -> None:
+    stages = StageAggregates()
+    for stage in range(10):
+        stages.open(stage, stage, stage + 1)
+    assert list(stages.aggregates) == list(range(10 - KEPT_STAGES, 10))
+    assert stages.at(0) is None
+    assert stages.at(9) is stages.aggregates[9]
+
+
+def test_a_stage_is_merged_over_the_workers_that_know_it() -> None:
+    snapshots = Snapshots()
+    for worker, stages in (("a", {0: of([EXAMPLE]), 1: of([EXAMPLE] * 2)}), ("b", {1: of([EXAMPLE])}), ("c", {})):
+        message = of([EXAMPLE] * 5).to_message(worker, 1, stages)
+        assert Snapshot.from_message(message) == Snapshot(worker, 1, of([EXAMPLE] * 5), stages)
+        snapshots.offer(Snapshot.from_message(message))
+    assert snapshots.of_stage(0) == of([EXAMPLE])
+    assert snapshots.of_stage(1) == of([EXAMPLE] * 3)
+    assert snapshots.of_stage(2) is None
+    assert snapshots.merged() == of([EXAMPLE] * 15)
+
+
 def message(**changes: Any) -> dict[str, Any]:
     return {**RunAggregate().to_message("w", 1), **changes}
 
@@ -146,7 +185,7 @@ def message(**changes: Any) -> dict[str, Any]:
     ("value", "field"),
     [
         (None, "mapping"),
-        (message(schema=2), "'schema'"),
+        (message(schema=1), "'schema'"),
         (message(worker_id=""), "'worker_id'"),
         (message(worker_id=b"w"), "'worker_id'"),
         (message(worker_id="x" * 257), "'worker_id'"),
@@ -161,6 +200,11 @@ def message(**changes: Any) -> dict[str, Any]:
         (message(histograms={}), "'histograms'"),
         (message(histograms={**message()["histograms"], "itl": "text"}), r"'histograms\.itl'"),
         (message(histograms={**message()["histograms"], "itl": b"junk"}), r"'histograms\.itl'"),
+        (message(stages=None), "'stages'"),
+        (message(stages=["x"]), "'stages'"),
+        (message(stages=[{}] * 4), "'stages'"),
+        (message(stages=[{**message(), "stage": -1}]), r"'stages\.stage'"),
+        (message(stages=[{**message(), "stage": 0, "finished": 5}]), "'finished'"),
     ],
 )
 def test_a_hostile_message_is_refused_by_its_field(value: object, field: str) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_locust.config import RunConfig, Target, Timeouts, parse_duration_ns, parse_fraction
+from vllm_locust.arrival import ArrivalProcess
+from vllm_locust.config import RunConfig, Target, Timeouts, parse_fraction
+from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
+from vllm_locust.load_profile import Quantity
 from vllm_locust.protocol import Api
 
 HOST = "http://127.0.0.1:8000"
@@ -201,11 +205,137 @@ def test_every_problem_is_told_at_once() -> None:
         "--host",
         "--api",
         "--max-tokens",
+        "--think-time",
         "--tag",
         "--slo",
         "--cert-file and --key-file",
-        "--think-time",
     ]
+
+
+def problems_of(run_time_s: float | None = None, **options: Any) -> tuple[str, ...]:
+    with pytest.raises(UsageError) as caught:
+        built(run_time_s=run_time_s, **options)
+    return caught.value.problems
+
+
+def test_a_rate_makes_an_open_loop() -> None:
+    config = built(rate="12.5", run_time_s=60)
+    assert config.profile is not None
+    assert (config.profile.quantity, config.profile.length_ns) == (Quantity.RATE, 60_000_000_000)
+    assert (config.arrival, config.burstiness, config.when_full) == (ArrivalProcess.POISSON, 1.0, "queue")
+    assert config.open_loop
+    endless = built(rate="12.5").profile
+    assert endless is not None
+    assert endless.length_ns is None
+
+
+def test_stages_of_users_and_no_profile_are_closed_loops() -> None:
+    staged = built(user_stages="8:60s,16:60s")
+    assert staged.profile is not None
+    assert staged.profile.quantity is Quantity.USERS
+    assert not staged.open_loop
+    assert built().profile is None
+    assert not built(rate="", arrival="", burstiness="").open_loop
+
+
+def test_a_trace_is_an_open_loop_without_a_profile() -> None:
+    config = built(arrival="trace", run_time_s=60)
+    assert config.open_loop
+    assert config.profile is None
+
+
+def test_a_shape_file(tmp_path: Path) -> None:
+    file = tmp_path / "shape.yaml"
+    file.write_text("quantity: rate\nstages:\n- {shape: hold, value: 10, length: 60s}\n", encoding="utf-8")
+    assert built(shape=str(file)).profile == built(rate_stages="10:60s").profile
+    file.write_text("stages:\n- {shape: hold, value: 10}\n- 5\n", encoding="utf-8")
+    missing, no_mapping = problems_of(shape=str(file))
+    assert missing.startswith(f"--shape {file}: stages, entry 1: length is missing")
+    assert no_mapping.startswith(f"--shape {file}: stages, entry 2: it is not a mapping")
+    file.write_text("- 5", encoding="utf-8")
+    assert problems_of(shape=str(file)) == (
+        f"--shape: shape {file} must be a mapping of keys to values, starting with quantity; correct it",
+    )
+    assert problems_of(shape=str(tmp_path / "none")) == (
+        f"--shape: shape {tmp_path / 'none'} cannot be read (No such file or directory); check the path",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "arrival", "burstiness"),
+    [
+        ({"arrival": "constant"}, ArrivalProcess.CONSTANT, 1.0),
+        ({"arrival": "gamma"}, ArrivalProcess.GAMMA, 1.0),
+        ({"arrival": "gamma", "burstiness": "0.5"}, ArrivalProcess.GAMMA, 0.5),
+        ({"burstiness": "4"}, ArrivalProcess.GAMMA, 4.0),
+    ],
+)
+def test_arrivals(options: dict[str, Any], arrival: ArrivalProcess, burstiness: float) -> None:
+    config = built(rate="10", **options)
+    assert (config.arrival, config.burstiness) == (arrival, burstiness)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"rate": "10", "rate_stages": "1:1"}, "--rate and --rate-stages: each of them sets the load"),
+        ({"user_stages": "1:1", "shape": "x"}, "--user-stages and --shape: each of them sets the load"),
+        ({"rate_stages": "1:1", "run_time_s": 5}, "-t with --rate-stages: "),
+        ({"user_stages": "1:1", "run_time_s": 5}, "-t with --user-stages: "),
+        ({"rate": "0"}, "--rate: a rate of 0 sends nothing"),
+        ({"rate": "fast", "arrival": "x"}, "--rate: 'fast' is not a number"),
+        ({"rate": "10", "run_time_s": 1e12}, "--rate: stage 10/s: its length"),
+        ({"rate_stages": "10"}, "--rate-stages: '10' has no length"),
+        ({"user_stages": "0.5:1s"}, "--user-stages: 0.5 users cannot be"),
+        ({"rate": "10", "arrival": "bursty"}, "--arrival: 'bursty' is not one of constant, poisson, gamma, trace"),
+        ({"arrival": "poisson"}, "--arrival poisson: there is no rate"),
+        ({"arrival": "constant", "user_stages": "1:1"}, "--arrival constant: there is no rate"),
+        ({"arrival": "trace", "rate": "10"}, "--arrival trace with --rate: a trace has times of its own"),
+        ({"arrival": "trace", "user_stages": "1:1"}, "--arrival trace with --user-stages: "),
+        ({"burstiness": "2"}, "--burstiness: there is no rate"),
+        ({"burstiness": "2", "arrival": "poisson", "rate": "10"}, "--burstiness with --arrival poisson: only gamma"),
+        ({"burstiness": "2", "arrival": "trace"}, "--burstiness with --arrival trace: only gamma"),
+        ({"burstiness": "0", "rate": "10"}, "--burstiness: '0' is not a number from 0.01 to 1,000,000"),
+        ({"burstiness": "nan", "rate": "10"}, "--burstiness: 'nan' is not a number"),
+        ({"burstiness": "high", "rate": "10"}, "--burstiness: 'high' is not a number"),
+        ({"when_full": "wait", "rate": "10"}, "--when-full: 'wait' is not one of queue, drop"),
+        ({"when_full": "drop"}, "--when-full drop: only an open loop"),
+        ({"think_time": "1s", "rate": "10"}, "--think-time in an open loop: "),
+        ({"think_time": "1s", "arrival": "trace"}, "--think-time in an open loop: "),
+        ({"patience": "0s"}, "--patience: nobody gives up before they began"),
+        ({"patience": "9s-2s"}, "--patience: the first time of the range is the longer one"),
+        ({"retries": "-1"}, "--retries: '-1' is not a whole number"),
+        ({"retries": "101"}, "--retries: 101 attempts more"),
+    ],
+)
+def test_what_makes_no_load(options: dict[str, Any], problem: str) -> None:
+    (told,) = problems_of(**options)
+    assert told.startswith(problem)
+
+
+def test_faults_of_the_load_are_told_with_all_others() -> None:
+    told = problems_of(rate="10", burstiness="2", arrival="constant", api="x", retries="many", run_time_s=5)
+    assert [problem.split(":")[0] for problem in told] == ["--api", "--retries", "--burstiness with --arrival constant"]
+
+
+def test_patience_and_retries() -> None:
+    assert (built().patience_ns, built().retries) == (None, 0)
+    assert built(patience="none", retries="3").patience_ns is None
+    config = built(patience="10s-1m", retries="3", rate="10", when_full="drop")
+    assert (config.patience_ns, config.retries) == ((10_000_000_000, 60_000_000_000), 3)
+    assert built(patience="500ms").patience_ns == (500_000_000, 500_000_000)
+
+
+def test_json_round_trip_of_a_load() -> None:
+    loads: tuple[dict[str, Any], ...] = (
+        {"rate_stages": "10:60s,10-50:2m", "burstiness": "0.5", "patience": "1s-2s", "retries": "2"},
+        {"user_stages": "8:60s", "think_time": "1s"},
+        {"arrival": "trace", "when_full": "drop"},
+        {"rate": "0.1"},
+    )
+    for options in loads:
+        config = built(**options)
+        assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 def test_json_round_trip() -> None:

@@ -2,8 +2,15 @@ from typing import Any
 
 import pytest
 
-from vllm_locust.evidence import Evidence, Shift
-from vllm_locust.verdict import Status, exit_code, judge
+from vllm_locust.evidence import Delivery, Evidence, Shift
+from vllm_locust.reason import Status
+from vllm_locust.verdict import exit_code, judge
+
+
+def delivery(stage: str, planned: int = 1000, sent: int = 1000, *, hold: bool = True, cv: float = 1.09) -> Delivery:
+    """Of Poisson arrivals."""
+    return Delivery(stage=stage, is_hold=hold, planned=planned, sent=sent, planned_gap_cv=1.0, sent_gap_cv=cv)
+
 
 CLEAN: dict[str, Any] = {
     "window_requests": 1000,
@@ -16,6 +23,7 @@ CLEAN: dict[str, Any] = {
     "schedule_lag_p99_ns": 10_000_000,
     "planned_arrivals": 1000,
     "sent_in_time": 990,
+    "deliveries": (delivery("a", sent=990), delivery("b", planned=100, sent=102)),
     "receive_lag_p99_ns": 10_000_000,
     "user_stamp_share": 0.001,
     "loop_lag_p99_ns": 500_000_000,
@@ -100,6 +108,53 @@ def test_what_is_not_known_is_no_reason() -> None:
         ({"sent_in_time": 989}, "rate_missed", "degraded", 0, "989 of 1000"),
         ({"sent_in_time": 940}, "rate_missed", "invalid", 4, "6 % short"),
         ({"sent_in_time": 940, "slots_were_full": True}, "rate_missed", "degraded", 0, "raise -u"),
+        (
+            {"sent_in_time": 940, "slots_were_full": True, "arrivals_dropped": 60},
+            "rate_missed",
+            "degraded",
+            0,
+            "(6 % short, 60 were dropped)",
+        ),
+        (
+            {"deliveries": (delivery("a"), delivery("10/s", sent=985))},
+            "stage_rate",
+            "degraded",
+            0,
+            "In stage 10/s 985 requests were sent where 1000 were planned (1.5 % fewer)",
+        ),
+        (
+            {"deliveries": (delivery("a"), delivery("b", sent=1100))},
+            "stage_rate",
+            "invalid",
+            4,
+            "(10 % more)",
+        ),
+        (
+            {"deliveries": (delivery("a"), delivery("b", sent=900)), "slots_were_full": True},
+            "stage_rate",
+            "degraded",
+            0,
+            "raise -u",
+        ),
+        (
+            {"deliveries": (delivery("b", cv=0.89),)},
+            "arrival_process",
+            "degraded",
+            0,
+            "In stage b the gaps between requests vary by 0.89 of their mean, and by 1 in the plan",
+        ),
+        ({"deliveries": (delivery("b", cv=1.51),)}, "arrival_process", "invalid", 4, "1.51"),
+        (
+            {"deliveries": (delivery("b", cv=1.51),), "slots_were_full": True},
+            "arrival_process",
+            "degraded",
+            0,
+            "raise -u",
+        ),
+        ({"arrivals_lost": 3}, "arrivals_lost", "invalid", 1, "3 planned arrivals are lost"),
+        ({"arrivals_lost": None}, "arrivals_unchecked", "degraded", 0, "could not be read again"),
+        ({"arrivals_doubled": 2}, "arrivals_doubled", "invalid", 4, "2 arrivals of the schedule are on record more"),
+        ({"arrivals_misplaced": 2}, "arrivals_misplaced", "invalid", 4, "2 arrivals are on record with another time"),
         ({"receive_lag_p99_ns": 12_000_000}, "receive_lag", "degraded", 0, "12 ms"),
         ({"user_stamp_share": 1.0, "loop_lag_p99_ns": 2_000_000}, "user_stamps", "degraded", 0, "2 ms late"),
         ({"user_stamp_share": 0.5, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "invalid", 4, "91 ms late"),
@@ -211,3 +266,21 @@ def test_the_extreme_percentile_alone_makes_no_run_invalid() -> None:
     for percentile, status in (("p99", "invalid"), ("p99_9", "degraded")):
         found = judge(Evidence(**CLEAN | {"shifts": (shift(40, 20, percentile=percentile),)}))
         assert found.status == status, percentile
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # One stage is the whole window, of which rate_missed speaks.
+        {"deliveries": (delivery("a", sent=900),)},
+        # A request or two at the edges of a short stage.
+        {"deliveries": (delivery("a"), delivery("b", planned=20, sent=18))},
+        {"deliveries": (delivery("a", hold=False, cv=3.0),)},
+        {"deliveries": (delivery("a", planned=99, sent=99, cv=3.0),)},
+        # Sent within a millisecond, and the gaps are small.
+        {"deliveries": (delivery("a", cv=3.0),), "schedule_lag_p99_ns": 1_000_000},
+        {"deliveries": (Delivery(stage="a", is_hold=True, planned=0, sent=9, planned_gap_cv=None, sent_gap_cv=1.0),)},
+    ],
+)
+def test_a_load_that_could_not_have_moved_a_number_is_no_reason(changes: dict[str, Any]) -> None:
+    assert judge(Evidence(**(CLEAN | changes))).status is Status.VALID

@@ -6,10 +6,12 @@ newest of each worker and merges when read. So a message that is lost, late or r
 
 from __future__ import annotations
 
+import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from vllm_locust.histogram import LogHistogram, Tally
 from vllm_locust.outcome import Outcome
 from vllm_locust.timing import tpot_ns
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "schedule_lag", "receive_lag")
 COUNTERS: Final = (
     "sent",
@@ -30,9 +32,14 @@ COUNTERS: Final = (
     "good",
     "not_good",
     "dropped_arrivals",
+    "waiting_arrivals",
 )
-"""All of them add over workers, the gauge ``in_flight`` too: each worker's newest snapshot has its own."""
+"""All of them add over workers, the gauges ``in_flight`` and ``waiting_arrivals`` too: each worker's newest snapshot
+has its own.
+"""
 MAX_WORKER_ID: Final = 256
+KEPT_STAGES: Final = 3
+"""A worker keeps the aggregates of the last stages only: a test may have any number of them."""
 _MAX_COUNT: Final = 1 << 53
 
 
@@ -85,6 +92,8 @@ class RunAggregate:
     good: int = 0
     not_good: int = 0
     dropped_arrivals: int = 0
+    waiting_arrivals: int = 0
+    """Due, and without a free slot."""
 
     def request_sent(self) -> None:
         self.sent += 1
@@ -150,16 +159,64 @@ class RunAggregate:
             setattr(merged, name, getattr(self, name) + getattr(other, name))
         return merged
 
-    def to_message(self, worker_id: str, sequence: int) -> dict[str, Any]:
-        """A snapshot as msgpack can carry it: text, integers and bytes."""
+    def to_message(
+        self, worker_id: str, sequence: int, stages: Mapping[int, RunAggregate] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """A snapshot as msgpack can carry it: text, integers and bytes. ``stages`` are parts of the whole."""
         return {
             "schema": SCHEMA,
             "worker_id": worker_id,
             "sequence": sequence,
+            **self._content(),
+            "stages": [{"stage": stage, **aggregate._content()} for stage, aggregate in stages.items()],
+        }
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "finished": {str(outcome): count for outcome, count in self.finished.items()},
             "histograms": {name: self.histograms[name].to_bytes() for name in HISTOGRAMS},
         }
+
+    @classmethod
+    def from_content(cls, message: Mapping[Any, Any]) -> Self:
+        """Raises ValueError, naming the field, on anything that ``to_message`` cannot have made."""
+        aggregate = cls()
+        counters = _mapping(message, "counters", COUNTERS)
+        for name in COUNTERS:
+            setattr(aggregate, name, _count(counters[name], f"counters.{name}"))
+        for name, count in _mapping(message, "finished", None).items():
+            if name not in Outcome.__members__.values():
+                raise ValueError(f"snapshot field 'finished' has the unknown outcome {str(name)[:40]!r}")
+            aggregate.finished[Outcome(name)] = _count(count, f"finished.{name}")
+        for name, data in _mapping(message, "histograms", HISTOGRAMS).items():
+            aggregate.histograms[name] = _histogram(data, name)
+        return aggregate
+
+
+class StageAggregates:
+    """The last few stages that were announced, each with what is known of its requests.
+
+    A request belongs to a stage by the time at which it was scheduled, or else sent.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[int, tuple[int, int]] = {}
+        self.aggregates: dict[int, RunAggregate] = {}
+
+    def open(self, stage: int, start_unix_ns: int, end_unix_ns: int) -> None:
+        """Announce a stage, or other times of one that is known: its end, say, when it is cut short."""
+        self._windows[stage] = (start_unix_ns, end_unix_ns)
+        self.aggregates.setdefault(stage, RunAggregate())
+        while len(self.aggregates) > KEPT_STAGES:
+            oldest = min(self.aggregates)
+            del self._windows[oldest], self.aggregates[oldest]
+
+    def at(self, time_unix_ns: int) -> RunAggregate | None:
+        for stage, (start_unix_ns, end_unix_ns) in self._windows.items():
+            if start_unix_ns <= time_unix_ns < end_unix_ns:
+                return self.aggregates[stage]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +224,7 @@ class Snapshot:
     worker_id: str
     sequence: int
     aggregate: RunAggregate
+    stages: Mapping[int, RunAggregate] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, message: object) -> Snapshot:
@@ -178,18 +236,19 @@ class Snapshot:
         worker_id = message.get("worker_id")
         if not isinstance(worker_id, str) or not 0 < len(worker_id) <= MAX_WORKER_ID:
             raise ValueError(f"snapshot field 'worker_id' is not a text of 1 to {MAX_WORKER_ID} characters")
-        counters = _mapping(message, "counters", COUNTERS)
-        aggregate = RunAggregate()
-        for name in COUNTERS:
-            setattr(aggregate, name, _count(counters[name], f"counters.{name}"))
-        finished = _mapping(message, "finished", None)
-        for name, count in finished.items():
-            if name not in Outcome.__members__.values():
-                raise ValueError(f"snapshot field 'finished' has the unknown outcome {str(name)[:40]!r}")
-            aggregate.finished[Outcome(name)] = _count(count, f"finished.{name}")
-        for name, data in _mapping(message, "histograms", HISTOGRAMS).items():
-            aggregate.histograms[name] = _histogram(data, name)
-        return cls(worker_id, _count(message.get("sequence"), "sequence"), aggregate)
+        sequence = _count(message.get("sequence"), "sequence")
+        return cls(worker_id, sequence, RunAggregate.from_content(message), _stages(message.get("stages")))
+
+
+def _stages(value: object) -> dict[int, RunAggregate]:
+    if not isinstance(value, list | tuple) or len(value) > KEPT_STAGES:
+        raise ValueError(f"snapshot field 'stages' is not a list of at most {KEPT_STAGES}")
+    stages = {}
+    for message in value:
+        if not isinstance(message, Mapping):
+            raise ValueError(f"snapshot field 'stages' holds a {type(message).__name__}, not a mapping")
+        stages[_count(message.get("stage"), "stages.stage")] = RunAggregate.from_content(message)
+    return stages
 
 
 def _mapping(message: Mapping[Any, Any], name: str, keys: Sequence[str] | None) -> Mapping[Any, Any]:
@@ -237,7 +296,13 @@ class Snapshots:
         return self._newest.get(worker_id)
 
     def merged(self) -> RunAggregate:
-        whole = RunAggregate()
-        for worker_id in self.worker_ids:
-            whole = whole.merge(self._newest[worker_id].aggregate)
-        return whole
+        return _merged(self._newest[worker_id].aggregate for worker_id in self.worker_ids)
+
+    def of_stage(self, stage: int) -> RunAggregate | None:
+        """What all workers know of one stage; None where none has said anything of it, or not lately."""
+        parts = [newest.stages[stage] for newest in self._newest.values() if stage in newest.stages]
+        return _merged(parts) if parts else None
+
+
+def _merged(parts: Iterable[RunAggregate]) -> RunAggregate:
+    return functools.reduce(RunAggregate.merge, parts, RunAggregate())

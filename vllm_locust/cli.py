@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_dir", type=Path, help="the run directory")
     report.set_defaults(run=_report)
 
-    path = commands.add_parser("path", help="print where a shipped locustfile or workload lies")
+    path = commands.add_parser("path", help="print where a shipped locustfile, workload or load shape lies")
     path.add_argument("name", help="for example chat.py or sharegpt.yaml")
     path.set_defaults(run=_path)
 

@@ -15,37 +15,19 @@ from urllib.parse import SplitResult, urlsplit
 
 import orjson
 
+from vllm_locust.arrival import ArrivalProcess
+from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
+from vllm_locust.load_options import is_open_loop, read_load_options
+from vllm_locust.load_profile import LoadProfile
 from vllm_locust.protocol import Api, extra_body_problems
 from vllm_locust.slo import parse_slo, parse_slos
 
 TransportName = Literal["kernel", "sse", "openai"]
 TokenDetail = Literal["auto", "on", "off"]
+WhenFull = Literal["queue", "drop"]
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h|)")
-_UNIT_NS = {
-    "ns": 1,
-    "us": 1_000,
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-}
-
-
-def parse_duration_ns(text: str) -> int:
-    """``500ms``, ``2s``, ``1m``, ``1m30s``; a plain number is seconds. Raises ValueError."""
-    compact = text.strip().replace(" ", "")
-    parts = list(_DURATION.finditer(compact))
-    if (
-        len(compact) > 40
-        or not parts
-        or "".join(part[0] for part in parts) != compact
-        or (len(parts) > 1 and any(not p[2] for p in parts))
-    ):
-        raise ValueError(f"{text[:60]!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
-    return sum(round(float(part[1]) * _UNIT_NS[part[2]]) for part in parts)
+MAX_RETRIES = 100
 
 
 def parse_fraction(text: str) -> float:
@@ -142,8 +124,16 @@ class RunConfig:
     proxy: str | None = None
     timeouts: Timeouts = Timeouts(10_000_000_000, 600_000_000_000, 120_000_000_000, None)
     seed: int = 0
+    profile: LoadProfile | None = None
+    """Stages of rate (an open loop) or of users; None for as many users as Locust is told to start."""
+    arrival: ArrivalProcess = ArrivalProcess.POISSON
+    burstiness: float = 1.0
+    when_full: WhenFull = "queue"
     think_time_ns: tuple[int, int] = (0, 0)
     """Uniform between the two; equal for a constant."""
+    patience_ns: tuple[int, int] | None = None
+    """How long a user waits for the first token before it gives up, uniform between the two; None: without end."""
+    retries: int = 0
     warmup_requests: int = 100
     warmup_time_ns: int = 60_000_000_000
     window_ns: int | None = None
@@ -189,6 +179,9 @@ class RunConfig:
         values["stream"] = not options.get("no_stream")
         values["force_length"] = bool(options.get("force_length"))
         values["window_ns"] = round(run_time_s * 1e9) if run_time_s else None
+        load = read_load_options(options, run_time_s)
+        problems += load.problems
+        values |= {"profile": load.profile, "arrival": load.arrival, "burstiness": load.burstiness}
         values["tls"] = TlsFiles(
             ca_file=options.get("ca_file") or None,
             cert_file=options.get("cert_file") or None,
@@ -199,6 +192,11 @@ class RunConfig:
         if problems:
             raise UsageError(*problems)
         return cls(**values)
+
+    @property
+    def open_loop(self) -> bool:
+        """Requests are sent when a schedule says so, whatever becomes of those before them."""
+        return is_open_loop(self.profile, self.arrival)
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON values; ``from_json`` gives the same configuration back."""
@@ -211,7 +209,10 @@ class RunConfig:
         values["tls"] = TlsFiles(**data["tls"])
         values["timeouts"] = Timeouts(**data["timeouts"])
         values["api"] = Api(data["api"])
+        values["arrival"] = ArrivalProcess(data["arrival"])
+        values["profile"] = None if data["profile"] is None else LoadProfile.from_json(data["profile"])
         values["think_time_ns"] = tuple(data["think_time_ns"])
+        values["patience_ns"] = None if data["patience_ns"] is None else tuple(data["patience_ns"])
         values["slos"] = tuple(data["slos"])
         return cls(**values)
 
@@ -244,10 +245,29 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _think_time(text: str) -> tuple[int, int]:
+def _duration_range_ns(text: str) -> tuple[int, int]:
     low, dash, high = text.partition("-")
     first = parse_duration_ns(low)
-    return first, parse_duration_ns(high) if dash else first
+    last = parse_duration_ns(high) if dash else first
+    if first > last:
+        raise ValueError("the first time of the range is the longer one; swap them")
+    return first, last
+
+
+def _patience(text: str) -> tuple[int, int] | None:
+    if text == "none":
+        return None
+    low, high = _duration_range_ns(text)
+    if not low:
+        raise ValueError("nobody gives up before they began; write a time above 0, or none")
+    return low, high
+
+
+def _retries(text: str) -> int:
+    value = _natural(text)
+    if value > MAX_RETRIES:
+        raise ValueError(f"{value} attempts more at one request are no test; write at most {MAX_RETRIES}")
+    return value
 
 
 def _proxy(text: str) -> str:
@@ -298,7 +318,10 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "transport": _choice("kernel", "sse", "openai"),
     "proxy": _proxy,
     "seed": _natural,
-    "think_time_ns": _think_time,
+    "think_time_ns": _duration_range_ns,
+    "patience_ns": _patience,
+    "retries": _retries,
+    "when_full": _choice("queue", "drop"),
     "warmup_requests": _natural,
     "warmup_time_ns": parse_duration_ns,
     "drain_timeout_ns": parse_duration_ns,
@@ -358,8 +381,10 @@ def _combinations(values: Mapping[str, Any]) -> list[str]:
         problems.append("--cert-file and --key-file: one is given without the other; give both or neither")
     if tls.insecure and tls.ca_file:
         problems.append("--insecure with --ca-file: an unchecked server needs no CA; drop one of the two")
-    low, high = values["think_time_ns"]
-    if low > high:
-        problems.append("--think-time: the first time of the range is the longer one; swap them")
+    open_loop = is_open_loop(values["profile"], values["arrival"])
+    if open_loop and values["think_time_ns"] != (0, 0):
+        problems.append("--think-time in an open loop: there the schedule says when to send; drop --think-time")
+    if not open_loop and values["when_full"] == "drop":
+        problems.append("--when-full drop: only an open loop has arrivals to drop; give --rate, or drop the flag")
     problems += extra_body_problems(values["extra_body"])
     return problems

@@ -28,6 +28,30 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What of a stage's planned arrivals was sent in its time, and how evenly."""
+
+    stage: str
+    is_hold: bool
+    planned: int
+    sent: int
+    planned_gap_cv: float | None
+    """Coefficient of variation of the gaps between arrivals."""
+    sent_gap_cv: float | None
+
+    @property
+    def deviation(self) -> float:
+        """Of the sent from the planned, as a share of the planned."""
+        return (self.sent - self.planned) / self.planned if self.planned else 0.0
+
+    @property
+    def gap_cv_deviation(self) -> float:
+        if self.planned_gap_cv is None or self.sent_gap_cv is None:
+            return 0.0
+        return self.sent_gap_cv - self.planned_gap_cv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known about a run. None: not known or not applicable, and no rule fires on it."""
 
@@ -54,6 +78,14 @@ class Evidence:
     planned_arrivals: int | None = None
     sent_in_time: int | None = None
     """Of the planned arrivals, those that were sent, and not late."""
+    deliveries: Sequence[Delivery] = ()
+    """Of the stages of an open loop."""
+    arrivals_dropped: int = 0
+    arrivals_lost: int | None = 0
+    """Planned, and neither on record nor dropped. None: in an open loop it could not be found out."""
+    arrivals_doubled: int = 0
+    arrivals_misplaced: int = 0
+    """On record with another time than the schedule's."""
     receive_lag_p99_ns: float | None = None
     user_stamp_share: float = 0.0
     loop_lag_p99_ns: float | None = None

@@ -21,7 +21,8 @@ class RequestRecord:
     request_id: str
     worker_id: str
     host: str
-    user_id: int
+    user_id: int | None
+    """None where no user ever had it."""
     target: str
     task: str
     transport: str
@@ -32,13 +33,18 @@ class RequestRecord:
     conversation_id: str | None = None
     turn: int | None = None
     prompt_id: str | None = None
+    arrival: int | None = None
+    """Its number in the schedule of an open loop."""
     scheduled_unix_ns: int | None = None
+    """On the common clock already, where the other wall-clock times are on this worker's."""
     connect_ns: int | None = None
     headers_ns: int | None = None
     ttft_ns: int | None = None
     ttft_answer_ns: int | None = None
     e2e_ns: int | None = None
     done_ns: int | None = None
+    ended_ns: int | None = None
+    """When we had no more to do with it, whatever its outcome: how long it was in flight."""
     schedule_lag_ns: int | None = None
     receive_lag_max_ns: int | None = None
     chunk_ns: list[int] = field(default_factory=list)
@@ -67,6 +73,7 @@ class RequestRecord:
     error: str | None = None
     """The server's words, or ours, bounded to 500 characters."""
     attempts: int = 1
+    """0: it was never sent, since no slot was free for it before the drain ended; ``sent`` is when it was given up."""
     retry_wait_ns: int = 0
 
     def slo_values_ns(self) -> dict[str, float | None]:
@@ -84,6 +91,18 @@ class RequestRecord:
             "done": self.done_ns,
             "itl": (self.chunk_ns[-1] - self.chunk_ns[0]) / after_first if after_first > 0 else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalRecord:
+    """An arrival of the schedule that became no request: a row of ``arrivals.parquet``."""
+
+    number: int
+    worker_id: str
+    scheduled_unix_ns: int
+    """On the common clock."""
+    status: str
+    """``dropped``: it was due while every slot was busy."""
 
 
 @dataclass(slots=True)
@@ -113,6 +132,8 @@ class RecordSink(Protocol):
     """How the load generator reaches a store. ``put_*`` never block on the network and never raise for it."""
 
     def put_request(self, record: RequestRecord) -> None: ...
+
+    def put_arrival(self, record: ArrivalRecord) -> None: ...
 
     def put_health(self, sample: HealthSample) -> None: ...
 

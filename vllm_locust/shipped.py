@@ -1,4 +1,4 @@
-"""Where the shipped locustfiles and workloads lie: beside the package in a checkout, inside it once installed."""
+"""Where the shipped locustfiles, workloads and shapes lie: beside the package in a checkout, in it once installed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from vllm_locust.errors import UsageError
 _FILES: Final[tuple[tuple[Literal["locustfiles", "workloads"], str], ...]] = (
     ("locustfiles", "*.py"),
     ("workloads", "*.yaml"),
+    ("workloads", "shapes/*.yaml"),
 )
 """What a user may name; a workload's data and the script that made it lie beside it."""
 

@@ -1,80 +1,23 @@
-"""Whether the measurement can be trusted: rules over numbers about the generator itself, with every threshold in one
-place.
-
-Times are bounded, not guessed. Where a chunk has no stamp of its own the record holds the interval in which it came,
-so the true percentile lies between the percentile of the earliest and of the latest possible times: ``Thresholds``
-says when that is too far. Times stamped by the process itself are off by as much as its loop was late.
-"""
+"""Whether the measurement can be trusted: rules over numbers about the generator itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
+from vllm_locust.delivered_load import DELIVERED_LOAD_RULES
 from vllm_locust.evidence import Evidence, Shift
-
-
-class Status(StrEnum):
-    VALID = "valid"
-    DEGRADED = "degraded"
-    INVALID = "invalid"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """The first of a pair is degraded, the second invalid. What is equal to a threshold passes.
-
-    A percentile that could be off (a shift) by more than 1 % or by more than 1 ms makes a run degraded. Invalid is a
-    number that could mislead: off by more than 5 % and by more than 1 ms as well, since 5 % of 5 ms is 0.25 ms, on
-    which no decision hangs; or off by more than 20 %, whatever that is in time. The p99.9 alone makes no run invalid:
-    it stands on one value in a thousand, and the sentence tells how far it could be off.
-    """
-
-    shift_share: tuple[float, float] = (0.01, 0.05)
-    shift_ns: int = 1_000_000
-    shift_share_alone: float = 0.20
-    shift_floor_ns: int = 50_000
-    """What is less than the proven error of a stamp is no shift."""
-    cause_cpu_fraction: float = 0.70
-    """A worker that uses more of a core in its busiest seconds has more load than it can read in time."""
-    cause_run_delay_share: float = 0.05
-    """A worker that waits longer for its core finds several chunks when it gets it. An idle machine has below 1 %."""
-    schedule_lag_p99_ns: tuple[int, int] = (10_000_000, 100_000_000)
-    achieved_shortfall: tuple[float, float] = (0.01, 0.05)
-    receive_lag_p99_ns: int = 10_000_000
-    user_stamp_share: tuple[float, float] = (0.001, 0.01)
-    """Of the requests: fewer of them move no percentile that is told without a flag."""
-    user_stamp_lag_p99_ns: tuple[int, int] = (1_000_000, 10_000_000)
-    cpu_fraction_p95: float = 0.90
-    run_delay_share: float = 0.10
-    gc_pause_ns: int = 20_000_000
-    clock_step_ns: int = 100_000_000
-    clock_uncertainty_ns: int = 10_000_000
-
-
-THRESHOLDS: Final = Thresholds()
-EXTREME: Final = "p99_9"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    code: str
-    severity: Status
-    sentence: str
-    value: float | None
-    fails_run: bool = False
-    """Exit code 1, whatever else applies."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "code": self.code,
-            "severity": str(self.severity),
-            "sentence": self.sentence,
-            "value": self.value,
-            "fails_run": self.fails_run,
-        }
+from vllm_locust.reason import (
+    EXTREME,
+    THRESHOLDS,
+    Reason,
+    Rule,
+    Status,
+    Thresholds,
+    percent_text,
+    severity_by,
+    time_text,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +27,6 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         return {"status": str(self.status), "reasons": [reason.as_json() for reason in self.reasons]}
-
-
-_Rule = Callable[[Evidence, Thresholds], Reason | None]
 
 
 def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
@@ -106,25 +46,6 @@ def exit_code(verdict: Verdict, slo_missed: bool) -> int:
         return 4
     undecided = any(reason.code == "slo_undecided" for reason in verdict.reasons)
     return 3 if slo_missed or undecided else 0
-
-
-def _time(value_ns: float) -> str:
-    for size, unit in ((1e9, "s"), (1e6, "ms")):
-        if value_ns >= size:
-            return f"{_number(value_ns / size, 4)} {unit}"
-    return f"{_number(value_ns / 1e3, 3)} µs"
-
-
-def _percent(share: float) -> str:
-    return f"{_number(share * 100, 3)} %"
-
-
-def _number(value: float, digits: int) -> str:
-    """With so many significant digits, never in exponential form: 12.3, 0.0123, 1,234."""
-    text = f"{value:,.{digits}g}"
-    if "e" not in text:
-        return text
-    return f"{value:,.0f}" if abs(value) >= 1 else f"{value:.7f}"
 
 
 def _nothing_measured(evidence: Evidence, _: Thresholds) -> Reason | None:
@@ -147,8 +68,8 @@ def _too_many_failures(evidence: Evidence, _: Thresholds) -> Reason | None:
         return None
     cut_off = f", of which {evidence.unfinished} unfinished at the end of the drain" if evidence.unfinished else ""
     sentence = (
-        f"{evidence.failed} of {evidence.attempted} requests failed{cut_off} ({_percent(share)}); "
-        f"--max-failures allows {_percent(evidence.max_failures)}."
+        f"{evidence.failed} of {evidence.attempted} requests failed{cut_off} ({percent_text(share)}); "
+        f"--max-failures allows {percent_text(evidence.max_failures)}."
     )
     return Reason("too_many_failures", Status.DEGRADED, sentence, share, fails_run=True)
 
@@ -193,10 +114,10 @@ def _coalesced(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     worst = max(
         (shift for found, shift in judged if found is severity), key=lambda shift: (shift.share, shift.shift_ns)
     )
-    touched = "" if (share := evidence.coalesced_share) is None else f" {_percent(share)} of the gaps are touched."
+    touched = "" if (share := evidence.coalesced_share) is None else f" {percent_text(share)} of the gaps are touched."
     sentence = (
         f"One read brought several chunks, so {worst.percentile.replace('_', '.')} of {worst.metric} could be off "
-        f"by up to {_time(worst.shift_ns)} ({_percent(worst.share)} of {_time(worst.reported_ns)}): "
+        f"by up to {time_text(worst.shift_ns)} ({percent_text(worst.share)} of {time_text(worst.reported_ns)}): "
         f"{_coalescing_cause(evidence, thresholds)}.{touched}"
     )
     return Reason("coalesced", severity, sentence, worst.share)
@@ -222,30 +143,24 @@ def _coalescing_cause(evidence: Evidence, thresholds: Thresholds) -> str:
     if cpu is None:
         return "no worker reported its condition in the window, so the cause is not known"
     if cpu > thresholds.cause_cpu_fraction:
-        return f"the load was more than the worker processes could read in time (CPU p95 {_percent(cpu)}), add some"
+        return f"the load was more than the worker processes could read in time (CPU p95 {percent_text(cpu)}), add some"
     if delay is not None and delay > thresholds.cause_run_delay_share:
-        return f"something else took the core from a worker for {_percent(delay)} of the time"
+        return f"something else took the core from a worker for {percent_text(delay)} of the time"
     return "the workers had time to spare, so the server, or what lies between, most likely sent chunks in bursts"
-
-
-def _pair(value: float, pair: tuple[float, float]) -> Status | None:
-    if value <= pair[0]:
-        return None
-    return Status.DEGRADED if value <= pair[1] else Status.INVALID
 
 
 def _user_stamps(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     lag = evidence.loop_lag_p99_ns
     if lag is None:
         return None
-    by_share = _pair(evidence.user_stamp_share, thresholds.user_stamp_share)
-    by_lag = _pair(lag, thresholds.user_stamp_lag_p99_ns)
+    by_share = severity_by(evidence.user_stamp_share, thresholds.user_stamp_share)
+    by_lag = severity_by(lag, thresholds.user_stamp_lag_p99_ns)
     if by_share is None or by_lag is None:
         return None
     severity = Status.INVALID if by_share is by_lag is Status.INVALID else Status.DEGRADED
     sentence = (
-        f"{_percent(evidence.user_stamp_share)} of the requests were stamped by the process and not by the kernel, "
-        f"and the process's loop was up to {_time(lag)} late (p99): times are too long by as much."
+        f"{percent_text(evidence.user_stamp_share)} of the requests were stamped by the process and not by the kernel, "
+        f"and the process's loop was up to {time_text(lag)} late (p99): times are too long by as much."
     )
     return Reason("user_stamps", severity, sentence, lag)
 
@@ -255,42 +170,10 @@ def _receive_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if lag is None or lag <= thresholds.receive_lag_p99_ns:
         return None
     sentence = (
-        f"Bytes waited up to {_time(lag)} (p99) until the process read them. "
+        f"Bytes waited up to {time_text(lag)} (p99) until the process read them. "
         "The kernel's stamps do not depend on it, but the process has no head-room."
     )
     return Reason("receive_lag", Status.DEGRADED, sentence, lag)
-
-
-def _schedule_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
-    lag = evidence.schedule_lag_p99_ns
-    severity = None if lag is None else _pair(lag, thresholds.schedule_lag_p99_ns)
-    if lag is None or severity is None:
-        return None
-    if evidence.slots_were_full:
-        sentence = (
-            f"Requests were sent up to {_time(lag)} after they were due (p99) because every slot was busy: "
-            "TTFT from schedule includes the wait; raise -u to send them in time."
-        )
-        return Reason("slots_full", Status.DEGRADED, sentence, lag)
-    sentence = f"Requests were sent up to {_time(lag)} after they were due (p99): the generator was late, add workers."
-    return Reason("schedule_lag", severity, sentence, lag)
-
-
-def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
-    if not evidence.planned_arrivals or evidence.sent_in_time is None:
-        return None
-    shortfall = (evidence.planned_arrivals - evidence.sent_in_time) / evidence.planned_arrivals
-    severity = _pair(shortfall, thresholds.achieved_shortfall)
-    if severity is None:
-        return None
-    sentence = (
-        f"{evidence.sent_in_time} of {evidence.planned_arrivals} planned arrivals were sent in time "
-        f"({_percent(shortfall)} short): the load was not the one asked for."
-    )
-    if evidence.slots_were_full:
-        severity = Status.DEGRADED
-        sentence += " Every slot was busy: raise -u."
-    return Reason("rate_missed", severity, sentence, shortfall)
 
 
 def _health_missing(evidence: Evidence, _: Thresholds) -> Reason | None:
@@ -305,7 +188,7 @@ def _cpu_saturated(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if cpu is None or cpu <= thresholds.cpu_fraction_p95:
         return None
     who = "A worker" if evidence.cpu_worker is None else f"Worker {evidence.cpu_worker}"
-    sentence = f"{who} used {_percent(cpu)} of a core in its busiest seconds (p95): add worker processes."
+    sentence = f"{who} used {percent_text(cpu)} of a core in its busiest seconds (p95): add worker processes."
     return Reason("cpu_saturated", Status.DEGRADED, sentence, cpu)
 
 
@@ -313,7 +196,7 @@ def _run_delay(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     share = evidence.run_delay_share
     if share is None or share <= thresholds.run_delay_share:
         return None
-    sentence = f"A worker waited for a core {_percent(share)} of the time: something else runs on this machine."
+    sentence = f"A worker waited for a core {percent_text(share)} of the time: something else runs on this machine."
     return Reason("run_delay", Status.DEGRADED, sentence, share)
 
 
@@ -322,7 +205,7 @@ def _gc_pause(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if pause is None or pause <= thresholds.gc_pause_ns:
         return None
     return Reason(
-        "gc_pause", Status.DEGRADED, f"Garbage collection stopped a worker for {_time(pause)} in a second.", pause
+        "gc_pause", Status.DEGRADED, f"Garbage collection stopped a worker for {time_text(pause)} in a second.", pause
     )
 
 
@@ -331,7 +214,7 @@ def _clock_stepped(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     if step is None or step <= thresholds.clock_step_ns:
         return None
     sentence = (
-        f"A host's wall clock was set by {_time(step)} during the run: durations are right, "
+        f"A host's wall clock was set by {time_text(step)} during the run: durations are right, "
         "but its series may be shifted against those of other hosts."
     )
     return Reason("clock_stepped", Status.DEGRADED, sentence, step)
@@ -341,7 +224,7 @@ def _clock_uncertain(evidence: Evidence, thresholds: Thresholds) -> Reason | Non
     uncertainty = evidence.clock_uncertainty_max_ns
     if uncertainty is None or uncertainty <= thresholds.clock_uncertainty_ns:
         return None
-    sentence = f"Clocks of hosts could only be compared to ±{_time(uncertainty)}: their series may be shifted."
+    sentence = f"Clocks of hosts could only be compared to ±{time_text(uncertainty)}: their series may be shifted."
     return Reason("clock_uncertain", Status.DEGRADED, sentence, uncertainty)
 
 
@@ -370,7 +253,7 @@ def _token_sources(evidence: Evidence, _: Thresholds) -> Reason | None:
     return None
 
 
-RULES: Final[tuple[_Rule, ...]] = (
+RULES: Final[tuple[Rule, ...]] = (
     _nothing_measured,
     _too_many_failures,
     _records_lost,
@@ -378,8 +261,7 @@ RULES: Final[tuple[_Rule, ...]] = (
     _workers_missing,
     _coalesced,
     _user_stamps,
-    _schedule_lag,
-    _rate_missed,
+    *DELIVERED_LOAD_RULES,
     _receive_lag,
     _health_missing,
     _cpu_saturated,

@@ -64,16 +64,15 @@ def schedule_for(streams: int, tokens_per_s: float) -> Schedule:
     return Schedule(tokens=max(2, round(_REQUEST_S * 1e6 / gap_us)), gap_us=gap_us)
 
 
-def matrix_schedule(streams: int, window_s: float) -> Schedule:
-    """250 tokens, or fewer where the window would not hold a whole request, and so no TTFT."""
-    gap_us = 20_000 if streams <= 1000 else 40_000
+def schedule_within(window_s: float, gap_us: int) -> Schedule:
+    """Requests of five seconds, or shorter ones where the window would not hold a whole one, and so no TTFT."""
     return Schedule(tokens=min(5_000_000, round((window_s - 1) * 1e6)) // gap_us, gap_us=gap_us)
 
 
 def matrix(bench: Bench, clients: Sequence[Client], streams: Iterable[int]) -> Iterator[Row]:
     """Every client at every number of streams: 50 chunks/s each, 25 above 1,000 streams."""
     for count in streams:
-        schedule = matrix_schedule(count, bench.window_s)
+        schedule = schedule_within(bench.window_s, 20_000 if count <= 1000 else 40_000)
         yardstick: float | None = None
         for client in clients:
             run = bench.run(client, Plan(schedule, count, bench.window_s), f"matrix-{count}")
@@ -137,14 +136,18 @@ def overload(bench: Bench, client: Client, limit_tokens_per_s: float) -> Row:
     return Row("overload", client.name, 1000, 1e6 / schedule.gap_us, run, note=note)
 
 
-def hog(bench: Bench, clients: Sequence[Client], streams: int = 200) -> Iterator[Row]:
-    """The same load without and with a busy neighbour on the client's core."""
+def hog(bench: Bench, clients: Sequence[Client], streams: int = 100) -> Iterator[Row]:
+    """The same load without and with a busy neighbour on the client's core: 20 chunks/s per stream, which every
+    transport holds when it is alone, so that what moves is the neighbour's doing.
+    """
     shared = bench.beside_neighbours()
+    schedule = schedule_within(bench.window_s, 50_000)
     for client in clients:
         for hogs in (0, 1):
             with cpu_hogs(bench.placement.client_core, hogs):
-                run = shared.run(client, Plan(Schedule(), streams, bench.window_s), f"hog-{hogs}")
-            yield Row("hog", client.name, streams, 50.0, run, note="CPU hog on its core" if hogs else "alone")
+                run = shared.run(client, Plan(schedule, streams, bench.window_s), f"hog-{hogs}")
+            note = "CPU hog on its core" if hogs else "alone"
+            yield Row("hog", client.name, streams, 1e6 / schedule.gap_us, run, note=note)
 
 
 @contextmanager

@@ -16,10 +16,13 @@ from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
+from gevent.event import Event  # noqa: E402
 
+from vllm_locust import clock  # noqa: E402
 from vllm_locust.config import Target, Timeouts, TlsFiles  # noqa: E402
 from vllm_locust.load.kernel import KernelTransport  # noqa: E402
 from vllm_locust.load.openai_transport import OpenAITransport  # noqa: E402
+from vllm_locust.load.retry import Retries  # noqa: E402
 from vllm_locust.load.sse_transport import SseTransport  # noqa: E402
 from vllm_locust.load.transport import Call, CutShort, Exchange, Transport, tls_context  # noqa: E402
 from vllm_locust.outcome import Outcome  # noqa: E402
@@ -46,6 +49,8 @@ def _call(spec: dict[str, Any]) -> Call:
         headers=(("X-Request-Id", spec["name"]), *map(tuple, spec.get("headers", []))),
         streamed=spec["streamed"],
         timeouts=Timeouts(**{**limits, **spec.get("timeouts", {})}),
+        patience_ns=spec.get("patience_ns"),
+        patience_from_ns=spec.get("patience_from_ns"),
     )
 
 
@@ -57,6 +62,8 @@ def _facts(spec: dict[str, Any], exchange: Exchange) -> dict[str, Any]:
         "error": exchange.error,
         "http_status": exchange.http_status,
         "retry_after": exchange.retry_after,
+        "attempts": exchange.attempts,
+        "retry_wait_ns": exchange.retry_wait_ns,
         "text": completion.text,
         "reasoning": completion.reasoning,
         "finish_reason": completion.finish_reason,
@@ -78,15 +85,21 @@ def _facts(spec: dict[str, Any], exchange: Exchange) -> dict[str, Any]:
 def _perform(transport: Transport, spec: dict[str, Any]) -> dict[str, Any]:
     gevent.sleep(spec.get("after_s", 0))
     caller = gevent.getcurrent()
-    patience = None
-    if "patience_s" in spec:
-        cut = CutShort(Outcome.ABANDONED, "the user lost patience")
-        patience = gevent.spawn_later(spec["patience_s"], lambda: gevent.get_hub().loop.run_callback(caller.throw, cut))
+    cut = CutShort(Outcome.ABANDONED, "its user was stopped")
+    ending = [
+        gevent.spawn_later(spec[key], lambda error=error: gevent.get_hub().loop.run_callback(caller.throw, error))
+        for key, error in (("stopped_after_s", cut), ("killed_after_s", gevent.GreenletExit()))
+        if key in spec
+    ]
+    draining = Event()
+    if "drained_after_s" in spec:
+        ending.append(gevent.spawn_later(spec["drained_after_s"], draining.set))
+    retries = Retries(transport.perform, limit=spec.get("retries", 0), seed="0", draining=draining)
     try:
-        return _facts(spec, transport.perform(_call(spec)))
+        exchange = retries.perform(_call(spec))
+        return {**_facts(spec, exchange), "ended_ns": clock.monotonic_ns()}
     finally:
-        if patience is not None:
-            patience.kill()
+        gevent.killall(ending)
 
 
 def _carry_out(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

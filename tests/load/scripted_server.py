@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,6 +19,8 @@ class End(Enum):
     """Wait for the next request on the connection."""
     CLOSE = "close"
     RESET = "reset"
+    BY_CLIENT = "by_client"
+    """Wait for the client to close the connection, and note when it did."""
 
 
 Step = bytes | float | End
@@ -36,7 +38,9 @@ class Request:
 
 @dataclass
 class ScriptedServer:
-    """Answers a request by the script that its X-Request-Id names, up to the first ``/``."""
+    """Answers a POST by the script that its X-Request-Id names, up to the first ``/``, and a GET by the script ``GET``.
+    The n-th request with the same name is answered by the script ``name#n``, where there is one.
+    """
 
     scripts: Mapping[str, tuple[Step, ...]]
     listener: socket.socket
@@ -44,6 +48,7 @@ class ScriptedServer:
     requests: list[Request] = field(default_factory=list)
     sent_ns: dict[str, list[int]] = field(default_factory=dict)
     """Right before each send of a script."""
+    hung_up_ns: dict[str, int] = field(default_factory=dict)
     _connections: int = 0
     _open: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -69,27 +74,39 @@ class ScriptedServer:
             while (request := _read_request(sock, number)) is not None:
                 with self._lock:
                     self.requests.append(request)
-                if not self._play(sock, request):
+                    times = sum(earlier.name == request.name for earlier in self.requests)
+                if not self._play(sock, request, times):
                     break
         except OSError:
             pass
         finally:
             sock.close()
 
-    def _play(self, sock: socket.socket, request: Request) -> bool:
-        times = self.sent_ns.setdefault(request.name, [])
-        for step in self.scripts[request.name.partition("/")[0]]:
+    def _play(self, sock: socket.socket, request: Request, times: int) -> bool:
+        sent_ns = self.sent_ns.setdefault(request.name, [])
+        name = request.name.partition("/")[0]
+        for step in self.scripts.get(f"{name}#{times}", self.scripts[name]):
             if isinstance(step, float):
                 time.sleep(step)
             elif isinstance(step, bytes):
-                times.append(time.monotonic_ns())
+                sent_ns.append(time.monotonic_ns())
                 sock.sendall(step)
             elif step is End.RESET:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 return False
             elif step is End.CLOSE:
                 return False
+            elif step is End.BY_CLIENT:
+                self._await_close(sock, request.name)
+                return False
         return True
+
+    def _await_close(self, sock: socket.socket, name: str) -> None:
+        sock.settimeout(10)
+        with suppress(ConnectionResetError):
+            while sock.recv(65536):
+                pass
+        self.hung_up_ns[name] = time.monotonic_ns()
 
     def close(self) -> None:
         self.listener.close()
@@ -105,6 +122,8 @@ def _read_request(sock: socket.socket, number: int) -> Request | None:
             return None
         data += piece
     head, _, body = data.partition(b"\r\n\r\n")
+    if head.startswith(b"GET "):
+        return Request("GET", number, time.monotonic_ns(), head, body)
     length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     name = re.search(rb"(?i)\r\nx-request-id: *([^\r]+)", head)
     assert length is not None

@@ -315,8 +315,8 @@ TIMEOUTS = {
     ),
     "abandoned": Case(
         (CHUNKED, *map(chunk, (ROLE, A, B)), 1.0, End.CLOSE),
-        partly("abandoned", "the user lost patience"),
-        more={"patience_s": 0.3},
+        partly("abandoned", "its user was stopped"),
+        more={"stopped_after_s": 0.3},
     ),
 }
 

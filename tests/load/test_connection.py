@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from vllm_locust.config import Target
-from vllm_locust.load.connection import ConnectionPool, _tunnel
+from vllm_locust.load.connection import Connection, ConnectionPool, _tunnel
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
@@ -23,3 +23,22 @@ def test_a_tunnel_names_an_ipv6_address_in_brackets(host: str, place: bytes) -> 
         proxy.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         _tunnel(ours, Target(scheme="https", host=host, port=8443), ())
         assert proxy.recv(1000) == b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (place, place)
+
+
+@pytest.mark.parametrize(
+    ("header", "limit_s"),
+    [
+        (None, 4),
+        ("timeout=3", 2),
+        ("timeout=3, max=100", 2),
+        ("timeout=0", 0),
+        ("timeout=600", 4),
+        ("timeout=soon", 4),
+        ("timeout=" + "9" * 5000, 4),
+    ],
+)
+def test_keep_alive_can_only_shorten_the_time_to_reuse(header: str | None, limit_s: int) -> None:
+    with socket.socket() as sock:
+        connection = Connection(sock, None, stamps=False, proxy_headers=None)
+        connection.note_keep_alive(header)
+        assert connection.idle_limit_ns == limit_s * 1_000_000_000

@@ -17,8 +17,10 @@ PACKAGE = ROOT / "vllm_locust"
 LEVELS = {
     "errors": 0,
     "clock": 0,
+    "timerfd": 0,
     "outcome": 0,
     "config": 2,
+    "load_options": 2,
     "record": 2,
     "shipped": 2,
     "workload": 2,
@@ -33,12 +35,15 @@ LEVELS = {
 }
 PURE = {
     "aggregate",
+    "arrival",
     "choice",
     "chunk_template",
     "completion",
     "confidence",
+    "duration",
     "evidence",
     "histogram",
+    "load_profile",
     "metrics",
     "phases",
     "pooled",
@@ -46,8 +51,11 @@ PURE = {
     "slo",
     "sse",
     "statistics",
+    "steady_state",
     "timing",
     "verdict",
+    "reason",
+    "delivered_load",
 }
 """Level 1: no input or output, no clock, no Locust, no hidden randomness."""
 

@@ -77,7 +77,8 @@ def first_cells(title: str) -> set[str]:
 
 def verdict_codes() -> set[str]:
     """Every first argument of a ``Reason`` in the rules."""
-    source = (ROOT / "vllm_locust" / "verdict.py").read_text(encoding="utf-8")
+    modules = (ROOT / "vllm_locust" / name for name in ("verdict.py", "delivered_load.py"))
+    source = "".join(module.read_text(encoding="utf-8") for module in modules)
     codes = set(re.findall(r'Reason\(\s*"([a-z_]+)"', source))
     assert len(codes) >= len(RULES)
     return codes

@@ -16,7 +16,7 @@ from vllm_locust.store.columns import RequestColumns, health_to_arrow
 from vllm_locust.store.finalize import REQUESTS_PARQUET_ORDER, finalize
 from vllm_locust.store.parts import PartStore, WorkerLedger, list_parts
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json
-from vllm_locust.store.schema import Batch, BatchHeader, BatchKind
+from vllm_locust.store.schema import SCHEMAS, Batch, BatchHeader, BatchKind
 
 DESIGN_COLUMNS = re.findall(
     r"\w+",
@@ -140,7 +140,7 @@ def test_the_columns_are_those_of_the_design(run_dir: RunDirectory) -> None:
     finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
     names = pq.read_schema(run_dir.requests_parquet).names
     assert [name for name in names if name in DESIGN_COLUMNS] == DESIGN_COLUMNS
-    assert set(names) - set(DESIGN_COLUMNS) == {"chunk_width_ns", "prompt_tokens_planned"}
+    assert set(names) - set(DESIGN_COLUMNS) == {"arrival", "chunk_width_ns", "ended_ns", "prompt_tokens_planned"}
     assert tuple(names) == REQUESTS_PARQUET_ORDER
     finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet)
     (row,) = pq.read_table(run_dir.workers_parquet).to_pylist()
@@ -152,6 +152,19 @@ def test_a_run_without_a_request_has_a_file_with_all_columns(run_dir: RunDirecto
     assert (report.rows, report.batches) == (0, 0)
     assert pq.read_table(run_dir.requests_parquet).num_rows == 0
     assert tuple(pq.read_schema(run_dir.requests_parquet).names) == REQUESTS_PARQUET_ORDER
+
+
+def test_a_part_of_the_version_before_is_read_with_nulls_for_what_it_lacks(run_dir: RunDirectory) -> None:
+    write(run_dir.parts, [requests_batch("a", 1)], [requests_batch("a", 2)])
+    old = pq.read_table(run_dir.parts / "requests-000001.parquet")
+    schema = SCHEMAS[1][BatchKind.REQUESTS]
+    before = old.select(schema.names).cast(schema).replace_schema_metadata(old.schema.metadata)
+    pq.write_table(before, run_dir.parts / "requests-000001.parquet")
+    report = finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
+    assert (report.rows, pq.read_table(run_dir.requests_parquet).column("arrival").null_count) == (4, 4)
+    pq.write_table(old.drop_columns(["turn"]), run_dir.parts / "requests-000001.parquet")
+    with pytest.raises(StoreError, match="does not hold the rows"):
+        finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
 
 
 def test_lost_rows_have_a_number(run_dir: RunDirectory) -> None:

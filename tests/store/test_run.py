@@ -13,6 +13,7 @@ import pytest
 from tests.store.runs import MILLISECOND_NS, Run, assert_durable, flush
 from tests.store.servers import Server, health, request, wait_until
 from vllm_locust import clock
+from vllm_locust.record import ArrivalRecord
 from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.intake import absorb_spools
@@ -42,6 +43,7 @@ def test_every_record_is_in_the_result_once(run: Run) -> None:
         for worker_id, shipper in zip(workers, shippers, strict=True):
             run.put(shipper, 3, worker_id)
             shipper.put_health(health(number, worker_id))
+            shipper.put_arrival(ArrivalRecord(number, worker_id, 7, "dropped"))
     flushed = [flush(shipper) for shipper in shippers]
     for worker_id, vouched in zip(workers, flushed, strict=True):
         assert_durable(vouched)
@@ -55,6 +57,11 @@ def test_every_record_is_in_the_result_once(run: Run) -> None:
     finalize(run.run_dir.parts, BatchKind.HEALTH, run.run_dir.workers_parquet)
     samples = pq.read_table(run.run_dir.workers_parquet).select(["worker_id", "time_unix_ns"]).to_pylist()
     assert Counter((row["worker_id"], row["time_unix_ns"]) for row in samples) == Counter(
+        (worker_id, number) for worker_id in workers for number in range(20)
+    )
+    finalize(run.run_dir.parts, BatchKind.ARRIVALS, run.run_dir.arrivals_parquet)
+    arrivals = pq.read_table(run.run_dir.arrivals_parquet).select(["worker_id", "number"]).to_pylist()
+    assert Counter((row["worker_id"], row["number"]) for row in arrivals) == Counter(
         (worker_id, number) for worker_id in workers for number in range(20)
     )
     assert stream_length(run) == 0

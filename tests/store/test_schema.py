@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.store.servers import health, request
 from vllm_locust.errors import StoreError
 from vllm_locust.outcome import Outcome
-from vllm_locust.record import HealthSample, RequestRecord
-from vllm_locust.store.columns import RequestColumns, health_to_arrow
+from vllm_locust.record import ArrivalRecord, HealthSample, RequestRecord
+from vllm_locust.store.columns import RequestColumns, arrivals_to_arrow, health_to_arrow
 from vllm_locust.store.schema import (
+    SCHEMAS,
     BatchHeader,
     BatchKind,
     BatchRefused,
@@ -50,10 +51,10 @@ def batch_of(records: list[RequestRecord], seq: int = 1, worker_id: str = "w1", 
     return encode_batch(BatchHeader(run_id, worker_id, seq, BatchKind.REQUESTS), columns.to_arrow())
 
 
-def with_metadata(**changed: str) -> bytes:
+def with_metadata(rows: pa.RecordBatch | None = None, **changed: str) -> bytes:
     payload = batch_of([request(1)])
     with pa.ipc.open_stream(pa.decompress(payload[8:], int.from_bytes(payload[4:8], "little"), "zstd")) as reader:
-        rows = reader.read_next_batch()
+        rows = reader.read_next_batch() if rows is None else rows
         metadata = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
     metadata |= {f"vllm_locust.{key}": value for key, value in changed.items()}
     sink = pa.BufferOutputStream()
@@ -65,7 +66,9 @@ def with_metadata(**changed: str) -> bytes:
 def test_the_columns_are_the_fields_of_the_records() -> None:
     assert set(schema_of(BatchKind.REQUESTS).names) == {field.name for field in fields(RequestRecord)}
     assert schema_of(BatchKind.HEALTH).names == [field.name for field in fields(HealthSample)]
-    for kind, record_type in ((BatchKind.REQUESTS, RequestRecord), (BatchKind.HEALTH, HealthSample)):
+    assert schema_of(BatchKind.ARRIVALS).names == [field.name for field in fields(ArrivalRecord)]
+    by_kind = (BatchKind.REQUESTS, RequestRecord), (BatchKind.HEALTH, HealthSample), (BatchKind.ARRIVALS, ArrivalRecord)
+    for kind, record_type in by_kind:
         nullable = {field.name for field in schema_of(kind) if field.nullable}
         assert nullable == {field.name for field in fields(record_type) if "None" in str(field.type)}
 
@@ -83,6 +86,25 @@ def test_any_requests_come_back_the_same(records: list[RequestRecord], seq: int)
 def test_any_health_samples_come_back_the_same(samples: list[HealthSample]) -> None:
     payload = encode_batch(BatchHeader("run", "w1", 1, BatchKind.HEALTH), health_to_arrow(samples))
     assert [HealthSample(**row) for row in decode_batch(payload, "run").rows.to_pylist()] == samples
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(any_of(ArrivalRecord), min_size=1, max_size=3))
+def test_any_arrivals_come_back_the_same(records: list[ArrivalRecord]) -> None:
+    payload = encode_batch(BatchHeader("run", "w1", 1, BatchKind.ARRIVALS), arrivals_to_arrow(records))
+    assert [ArrivalRecord(**row) for row in decode_batch(payload, "run").rows.to_pylist()] == records
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_batch_of_the_version_before_is_read_with_nulls_for_what_it_lacks(rows: int) -> None:
+    columns = RequestColumns()
+    for number in range(rows + 1):
+        columns.append(request(number))
+    current = columns.to_arrow().slice(0, rows)
+    schema = SCHEMAS[1][BatchKind.REQUESTS]
+    old = with_metadata(current.select(schema.names).cast(schema), schema="1")
+    assert decode_batch(old, "run").rows.to_pylist() == current.to_pylist()
+    assert decode_batch(old, "run").rows.schema == schema_of(BatchKind.REQUESTS)
 
 
 def test_what_a_server_sends_and_no_column_holds_is_changed_and_counted() -> None:
@@ -139,7 +161,9 @@ def test_a_strange_worker_id_is_only_a_string(worker_id: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"schema": "2"}, "schema_version"),
+        ({"schema": "3"}, "schema_version"),
+        ({"schema": "1"}, "schema_mismatch"),
+        ({"schema": "1", "kind": "arrivals"}, "schema_mismatch"),
         ({"schema": "0"}, "schema_version"),
         ({"schema": "one"}, "schema_version"),
         ({"run_id": "other"}, "other_run"),
@@ -157,12 +181,12 @@ def test_a_strange_worker_id_is_only_a_string(worker_id: str) -> None:
 )
 def test_a_header_that_is_wrong_is_refused_by_name(changed: dict[str, str], reason: str) -> None:
     with pytest.raises(BatchRefused) as refused:
-        decode_batch(with_metadata(**changed), "run")
+        decode_batch(with_metadata(None, **changed), "run")
     assert refused.value.reason == reason
 
 
 def test_another_schema_version_is_refused_with_both_versions_named() -> None:
-    with pytest.raises(BatchRefused, match="schema version '7', and this program reads 1"):
+    with pytest.raises(BatchRefused, match="schema version '7', and this program reads 1, 2"):
         decode_batch(with_metadata(schema="7"), "run")
 
 

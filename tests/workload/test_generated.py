@@ -98,6 +98,12 @@ def test_any_number_of_shares_sends_the_same_sequence(cache_dir: Path, shares: i
         assert list(islice(workload.prompts(seed=4, share=share, shares=shares), 12)) == whole[share::shares]
         sessions = islice(workload.sessions(seed=4, share=share, shares=shares), 12)
         assert [s.conversation_id for s in sessions] == [p.conversation_id for p in whole[share::shares]]
+    places = (0, workload.rows - 1, workload.rows, 3, 2 * workload.rows + 1)
+    longer = first(workload, max(places) + 1, seed=4)
+    assert [workload.prompt(place, seed=4) for place in places] == [longer[place] for place in places]
+    one = workload.session(3, seed=4)
+    assert one is not None
+    assert one.conversation_id == longer[3].conversation_id
 
 
 def test_another_seed_gives_other_text(cache_dir: Path) -> None:

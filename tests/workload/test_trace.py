@@ -136,6 +136,7 @@ def test_shares_together_replay_the_trace_once(tmp_path: Path, cache_dir: Path, 
     assert [p.prompt_tokens for p in whole] == list(range(1, 11))
     for share in range(shares):
         assert list(workload.prompts(seed=9, share=share, shares=shares)) == whole[share::shares]
+    assert [workload.prompt(position, seed=9) for position in range(11)] == [*whole, None]
 
 
 def test_speed_layout_and_row_limit_of_a_workload_file(tmp_path: Path, cache_dir: Path) -> None:
@@ -181,3 +182,13 @@ def test_a_layout_that_does_not_fit_is_refused(tmp_path: Path, cache_dir: Path) 
     spec = written(tmp_path / "t.yaml", "kind: trace\nfile: t.csv\nlayout: azure\n")
     with pytest.raises(WorkloadError, match="layout azure needs the columns contexttokens, generatedtokens"):
         load(spec, cache_dir)
+
+
+def test_the_times_of_a_trace_are_those_of_the_prompts_that_stay(tmp_path: Path, cache_dir: Path) -> None:
+    for limit in (None, 472 + 18 + 64):
+        workload = load(written(tmp_path / "t.csv", BURSTGPT), cache_dir, max_model_len=limit)
+        times = workload.offsets_ns()
+        assert times is not None
+        assert times.tolist() == [prompt.offset_ns for prompt in all_prompts(workload)]
+    other = written(tmp_path / "w.yaml", "kind: synthetic\nconversations: 3\nprompt_tokens: 5\noutput_tokens: 5\n")
+    assert load(other, cache_dir).offsets_ns() is None

@@ -21,7 +21,7 @@ from vllm_locust.load.transport import (
     Exchange,
     ReceiveLag,
     connect_failure,
-    exceeded_timeout,
+    exceeded_limit,
 )
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import error_text, is_event_stream
@@ -92,7 +92,7 @@ class Attempt:
     # What it comes to
 
     def overdue(self, now_ns: int) -> tuple[Outcome, str] | None:
-        """The timeout this call has exceeded, if any."""
+        """The limit this call has exceeded, if any."""
         timeouts, sent_ns = self.call.timeouts, self.exchange.sent_ns
         if sent_ns is None:
             if timeouts.connect_ns is not None and now_ns - self._started_ns > timeouts.connect_ns:
@@ -101,9 +101,10 @@ class Attempt:
                     f"{self.call.target.url}: no connection within the time of --timeout-connect",
                 )
             return None
-        return exceeded_timeout(
-            timeouts,
-            waited_ns=now_ns - sent_ns,
+        return exceeded_limit(
+            self.call,
+            now_ns,
+            sent_ns=sent_ns,
             silent_ns=0 if self._last_byte_ns is None else now_ns - self._last_byte_ns,
             has_token=bool(self.completion.chunk_ns),
         )

@@ -48,8 +48,8 @@ class Connection:
 
     def note_keep_alive(self, header: str | None) -> None:
         """``Keep-Alive: timeout=N`` shortens the time for which the connection may be reused."""
-        match = re.search(r"timeout=(\d+)", header or "")
-        if match:
+        match = re.search(r"timeout=([0-9]+)", header or "")
+        if match and len(match[1]) < 10:
             self.idle_limit_ns = min(IDLE_LIMIT_NS, max(0, int(match[1]) * 1_000_000_000 - 1_000_000_000))
 
     def alive(self) -> bool:

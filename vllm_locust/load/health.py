@@ -45,6 +45,7 @@ class HealthSampler:
         worker_id: str,
         receive_lag: ReceiveLag,
         in_flight: Callable[[], int],
+        schedule_lag_max_ns: Callable[[], int | None],
         spooled_batches: Callable[[], int],
         emit: Callable[[HealthSample], None],
         axis: WallAxis,
@@ -54,6 +55,7 @@ class HealthSampler:
         self._host = socket.gethostname()
         self._receive_lag = receive_lag
         self._in_flight = in_flight
+        self._schedule_lag_max_ns = schedule_lag_max_ns
         self._spooled_batches = spooled_batches
         self._emit = emit
         self._gc = GcPauses()
@@ -88,7 +90,7 @@ class HealthSampler:
                     loop_lag_ns=loop_lag_ns,
                     receive_lag_p99_ns=int(np.percentile(lags_ns, 99, method="inverted_cdf")) if lags_ns else None,
                     receive_lag_max_ns=max(lags_ns, default=None),
-                    schedule_lag_max_ns=None,  # a closed loop has no schedule
+                    schedule_lag_max_ns=self._schedule_lag_max_ns(),
                     gc_pause_ns=new_gc_ns - gc_ns,
                     open_fds=open_fds(),
                     rss_bytes=rss_bytes(),

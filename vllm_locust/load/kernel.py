@@ -15,7 +15,7 @@ from vllm_locust.config import Target
 from vllm_locust.load.answer import HttpAnswer, only_event
 from vllm_locust.load.connection import Connection, ConnectionPool
 from vllm_locust.load.receiver import Inbox, Read, Receiver
-from vllm_locust.load.transport import WATCH_INTERVAL_S, Call, CutShort, Exchange, connect_failure, exceeded_timeout
+from vllm_locust.load.transport import WATCH_INTERVAL_S, Call, CutShort, Exchange, connect_failure, exceeded_limit
 from vllm_locust.outcome import Outcome
 
 logger = logging.getLogger(__name__)
@@ -102,16 +102,17 @@ class _Stream:
         self.inbox.patient = tls is None and answer.streaming
 
     def overdue(self, now_ns: int) -> tuple[Outcome, str] | None:
-        """The timeout this call has exceeded, if any. Bytes that wait for the parser count as arrived, as a token
+        """The limit this call has exceeded, if any. Bytes that wait for the parser count as arrived, as a token
         too.
         """
         sent_ns = self.exchange.sent_ns
         if sent_ns is None:
             return None
         unparsed = self.inbox.reads
-        return exceeded_timeout(
-            self.call.timeouts,
-            waited_ns=now_ns - sent_ns,
+        return exceeded_limit(
+            self.call,
+            now_ns,
+            sent_ns=sent_ns,
             silent_ns=now_ns - (unparsed[-1][1] if unparsed else self.last_byte_ns),
             has_token=bool(unparsed or self.exchange.completion.chunk_ns),
         )

@@ -17,6 +17,7 @@ from vllm_locust.load.transport import tls_context
 from vllm_locust.protocol import error_text
 
 BODY_LIMIT = 4 * 1024 * 1024
+MODEL_LENGTH_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,9 @@ def _ask_target(
         raise TargetError(f"{place} lists no model; load one, or name it with --model")
     chosen = _chosen(models, model, place, asked=config.model is not None)
     is_vllm = chosen.get("owned_by") == "vllm"
-    max_model_len = chosen.get("max_model_len")
     return ServerFacts(
         model=chosen["id"],
-        max_model_len=max_model_len if isinstance(max_model_len, int) else None,
+        max_model_len=_length(chosen.get("max_model_len")),
         is_vllm=is_vllm,
         version=_version(pool, config, target, api_key) if is_vllm else None,
     )
@@ -114,6 +114,11 @@ def _ask_target(
 def _is_name(value: object) -> bool:
     """Something that may be shown in a terminal and sent back in a request."""
     return isinstance(value, str) and 0 < len(value) <= 512 and value.isprintable()
+
+
+def _length(value: object) -> int | None:
+    """A context length that is one; JSON's numbers know no bound, and true is an int to Python."""
+    return value if type(value) is int and 0 < value < MODEL_LENGTH_LIMIT else None
 
 
 def _chosen(models: list[dict[str, Any]], name: str | None, place: str, *, asked: bool) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def _version(pool: ConnectionPool, config: RunConfig, target: Target, api_key: s
     try:
         answer: Mapping[str, Any] = json.loads(body) if status == 200 else {}
         version = answer.get("version")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
     return version if isinstance(version, str) else None
 
@@ -175,5 +180,8 @@ def _exchange(connection: Connection, target: Target, path: str, api_key: str | 
             if not answer.headers:
                 raise ConnectionResetError("the server closed the connection without an answer")
             break
-        parser.feed_data(data if connection.tls is None else connection.tls.decrypt(data))
+        try:
+            parser.feed_data(data if connection.tls is None else connection.tls.decrypt(data))
+        except httptools.HttpParserUpgrade:
+            break
     return parser.get_status_code(), bytes(answer.body)

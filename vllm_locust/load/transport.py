@@ -20,7 +20,9 @@ from vllm_locust.outcome import Outcome
 IDLE_LIMIT_NS = 4_000_000_000
 """Kept-alive connections are not reused after this long: uvicorn, and so vLLM, closes them after 5 s."""
 WATCH_INTERVAL_S = 0.05
-"""How often running calls are held against their timeouts: one look per process instead of a timer per read."""
+"""How often running calls are held against their timeouts and their users' patience: one look per process instead of a
+timer per read. So both are exceeded by up to this much.
+"""
 ERROR_BODY_BYTES = 65536
 """How much of an error's body is kept to find the server's words in it."""
 
@@ -39,6 +41,12 @@ class Call:
     headers: tuple[tuple[str, str], ...]
     streamed: bool
     timeouts: Timeouts
+    first_sent_ns: int | None = None
+    """When an earlier attempt of the same request was sent: the limits but the one on connecting count from there."""
+    patience_ns: int | None = None
+    """The user gives up when no token has come for so long after ``patience_from_ns``, or else after ``sent``."""
+    patience_from_ns: int | None = None
+    """When the request was due, on the monotonic axis; None in a closed loop."""
 
 
 @dataclass(slots=True)
@@ -59,6 +67,10 @@ class Exchange:
     receive_lag_max_ns: int | None = None
     started_ns: int = 0
     """When the call was made, connection and all."""
+    attempts: int = 1
+    """How often the request was sent, or tried to be; 0 where its user gave up before that."""
+    retry_wait_ns: int = 0
+    """Time between the attempts."""
     killed: gevent.GreenletExit | None = None
     """The kill that ended the call, to be raised again once it is on record."""
 
@@ -116,23 +128,62 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-def exceeded_timeout(
-    timeouts: Timeouts, *, waited_ns: int, silent_ns: int, has_token: bool
+def exceeded_limit(
+    call: Call, now_ns: int, *, sent_ns: int, silent_ns: int, has_token: bool
 ) -> tuple[Outcome, str] | None:
-    """The timeout that a call has exceeded, if any: ``waited_ns`` after ``sent``, ``silent_ns`` after the last byte.
+    """What a call's time is up for, if anything: its timeouts, or its user's patience. ``silent_ns`` is the time since
+    the last byte.
 
-    Before the first token only the first-token timeout counts: a server sends headers at once and is then silent for as
-    long as the request is queued.
+    Before the first token only patience and the first-token timeout count: a server sends headers at once and is then
+    silent for as long as the request is queued.
     """
+    timeouts = call.timeouts
+    waited_ns = now_ns - _counted_from_ns(call, sent_ns)
     if timeouts.total_ns is not None and waited_ns > timeouts.total_ns:
         return Outcome.TIMEOUT_TOTAL, f"no end within {timeouts.total_ns / 1e9:g} s (--timeout-total)"
-    if not has_token:
-        if timeouts.first_token_ns is not None and waited_ns > timeouts.first_token_ns:
-            limit_s = timeouts.first_token_ns / 1e9
-            return Outcome.TIMEOUT_FIRST_TOKEN, f"no token within {limit_s:g} s (--timeout-first-token)"
-    elif timeouts.idle_ns is not None and silent_ns > timeouts.idle_ns:
-        return Outcome.TIMEOUT_IDLE, f"no byte for {timeouts.idle_ns / 1e9:g} s (--timeout-idle)"
+    if has_token:
+        if timeouts.idle_ns is not None and silent_ns > timeouts.idle_ns:
+            return Outcome.TIMEOUT_IDLE, f"no byte for {timeouts.idle_ns / 1e9:g} s (--timeout-idle)"
+        return None
+    patient_until_ns = _patient_until_ns(call, sent_ns)
+    if patient_until_ns is not None and now_ns > patient_until_ns:
+        return Outcome.ABANDONED, patience_lost(call)
+    if timeouts.first_token_ns is not None and waited_ns > timeouts.first_token_ns:
+        limit_s = timeouts.first_token_ns / 1e9
+        return Outcome.TIMEOUT_FIRST_TOKEN, f"no token within {limit_s:g} s (--timeout-first-token)"
     return None
+
+
+def tokenless_until_ns(call: Call, sent_ns: int) -> int | None:
+    """When the first of the limits is reached that end a call which has no token; None where there is none."""
+    since_ns = _counted_from_ns(call, sent_ns)
+    timeouts = call.timeouts
+    ends_ns = [since_ns + limit_ns for limit_ns in (timeouts.total_ns, timeouts.first_token_ns) if limit_ns is not None]
+    patient_until_ns = _patient_until_ns(call, sent_ns)
+    return min(ends_ns if patient_until_ns is None else [*ends_ns, patient_until_ns], default=None)
+
+
+def patience_over(call: Call, now_ns: int) -> bool:
+    """Whether the user of a call that is about to be sent has given up already, since it was due long ago."""
+    patient_until_ns = _patient_until_ns(call, now_ns)
+    return patient_until_ns is not None and now_ns > patient_until_ns
+
+
+def patience_lost(call: Call) -> str:
+    assert call.patience_ns is not None
+    moment = "it was sent" if call.patience_from_ns is None else "it was due"
+    return f"its user gave up: no token within {call.patience_ns / 1e9:g} s after {moment} (--patience)"
+
+
+def _counted_from_ns(call: Call, sent_ns: int) -> int:
+    return sent_ns if call.first_sent_ns is None else call.first_sent_ns
+
+
+def _patient_until_ns(call: Call, sent_ns: int) -> int | None:
+    if call.patience_ns is None:
+        return None
+    from_ns = _counted_from_ns(call, sent_ns) if call.patience_from_ns is None else call.patience_from_ns
+    return from_ns + call.patience_ns
 
 
 def tls_context(files: TlsFiles) -> ssl.SSLContext:

@@ -13,6 +13,7 @@ from locust import User
 from locust.exception import StopUser
 from locust.user.task import LOCUST_STATE_STOPPING
 
+from vllm_locust.load.dispatcher import DueArrival
 from vllm_locust.load.transport import CutShort
 from vllm_locust.load.worker import LoadWorker
 from vllm_locust.outcome import Outcome
@@ -177,6 +178,12 @@ class ChatUser(User):
                 return
             history.append({"role": "assistant", "content": answer.text})
 
+    def _begin_request(self) -> DueArrival | None:
+        """The arrival for which a request is sent, where it is sent for one. Ends the user where none may be sent."""
+        if self._load.draining.is_set():
+            raise StopUser
+        return None
+
     def _send(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -186,11 +193,10 @@ class ChatUser(User):
         **meta: Any,
     ) -> ChatAnswer:
         load = self._load
-        if load.draining.is_set():
-            raise StopUser
+        due = self._begin_request()
         task = name or type(self).__name__
         record, exchange = load.perform(
-            messages, user_id=self.user_id, task=task, max_tokens=max_tokens, extra=body, **meta
+            messages, user_id=self.user_id, task=task, max_tokens=max_tokens, extra=body, due=due, **meta
         )
         completion = exchange.completion
         ended_ns = record.e2e_ns or record.done_ns or (record.chunk_ns[-1] if record.chunk_ns else 0)

@@ -15,18 +15,23 @@ import gevent
 from gevent.event import Event
 
 from vllm_locust import clock
-from vllm_locust.aggregate import RunAggregate
+from vllm_locust.aggregate import RunAggregate, StageAggregates
+from vllm_locust.arrival import Schedule
 from vllm_locust.clock import WallAxis
 from vllm_locust.completion import CompletionReader
 from vllm_locust.config import RunConfig
+from vllm_locust.load.dispatcher import Dispatcher, DueArrival
 from vllm_locust.load.health import HealthSampler
 from vllm_locust.load.kernel import KernelTransport
 from vllm_locust.load.openai_transport import OpenAITransport
+from vllm_locust.load.patience import Patience
+from vllm_locust.load.proxy import proxy_for
+from vllm_locust.load.retry import Retries
 from vllm_locust.load.sse_transport import SseTransport
 from vllm_locust.load.transport import Call, CutShort, Exchange, Transport, tls_context
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
-from vllm_locust.record import FlushReport, RecordSink, RequestRecord
+from vllm_locust.record import ArrivalRecord, FlushReport, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
 from vllm_locust.timing import e2e_ns, ttft_ns
 from vllm_locust.workload.prompt import Prompt, Session
@@ -57,6 +62,8 @@ class Assignment:
     prompt_seed: int
     model: str
     token_detail: bool
+    first_arrival: int = 0
+    """Open loop: the arrivals of the share before this one are not this worker's."""
 
 
 class LoadWorker:
@@ -70,11 +77,13 @@ class LoadWorker:
         sink: RecordSink,
         api_key: str | None,
         axis: WallAxis,
+        schedule: Schedule | None = None,
     ) -> None:
         self.config = config
         self.assignment = assignment
         self.workload = workload
         self.aggregate = RunAggregate()
+        self._stages = StageAggregates()
         self._slos = parse_slos(config.slos)
         self.draining = Event()
         self._sink = sink
@@ -89,15 +98,47 @@ class LoadWorker:
         self._count_answer = answer_counter(config.tokenizer)
         self._prompts: Iterator[Prompt] | None = None
         self._sessions: Iterator[Session] | None = None
+        self.dispatcher = None if schedule is None else self._dispatcher(schedule)
+        """None in a closed loop."""
+        for target in config.targets:
+            # Raises where this machine's proxy variables cannot be used.
+            proxy_for(config.proxy, target)
         self.transport: Transport = _TRANSPORTS[config.transport](tls_context(config.tls), config.proxy)
+        self._patience = Patience(config.patience_ns, seed=config.seed, worker_id=assignment.worker_id)
+        self._retries = Retries(
+            self._attempt,
+            limit=config.retries,
+            seed=f"{config.seed}:retries:{assignment.worker_id}",
+            draining=self.draining,
+        )
         self._health = HealthSampler(
             assignment.worker_id,
             self.transport.receive_lag,
             lambda: self.aggregate.in_flight,
+            lambda: None if self.dispatcher is None else self.dispatcher.take_schedule_lag_max_ns(),
             lambda: sink.spooled_batches,
             sink.put_health,
             axis,
         )
+
+    def _dispatcher(self, schedule: Schedule) -> Dispatcher:
+        return Dispatcher(
+            schedule,
+            share=self.assignment.share,
+            shares=self.assignment.shares,
+            first_arrival=self.assignment.first_arrival,
+            when_full=self.config.when_full,
+            put_dropped=self._put_dropped,
+        )
+
+    def open_stage(self, stage: int, start_unix_ns: int, end_unix_ns: int) -> None:
+        """From now on keep this stage's requests in an aggregate of its own too. Said again: its times have changed."""
+        self._stages.open(stage, start_unix_ns, end_unix_ns)
+
+    def snapshot(self, sequence: int) -> dict[str, Any]:
+        """What this worker has seen so far, for the master's live views."""
+        self.aggregate.waiting_arrivals = 0 if self.dispatcher is None else self.dispatcher.waiting
+        return self.aggregate.to_message(self.assignment.worker_id, sequence, self._stages.aggregates)
 
     def next_user_id(self) -> int:
         return next(self._users)
@@ -115,6 +156,13 @@ class LoadWorker:
             self._sessions = self.workload.sessions(**self._share())
         return next(self._sessions, None)
 
+    def prompt_of(self, due: DueArrival) -> Prompt | None:
+        """The prompt of an arrival, whoever sends it and whenever; None where a finite workload ends before it."""
+        return self.workload.prompt(due.number, seed=self.assignment.prompt_seed)
+
+    def session_of(self, due: DueArrival) -> Session | None:
+        return self.workload.session(due.number, seed=self.assignment.prompt_seed)
+
     def _share(self) -> dict[str, int]:
         return {"seed": self.assignment.prompt_seed, "share": self.assignment.share, "shares": self.assignment.shares}
 
@@ -129,8 +177,9 @@ class LoadWorker:
         prompt: Prompt | None = None,
         conversation_id: str | None = None,
         turn: int | None = None,
+        due: DueArrival | None = None,
     ) -> tuple[RequestRecord, Exchange]:
-        """Send one completion request, wait for its end, and put it on record."""
+        """Send one completion request, for an arrival where ``due`` says so, wait for its end, and put it on record."""
         config = self.config
         limit = config.max_tokens if config.max_tokens is not None else max_tokens
         payload = build_body(
@@ -143,7 +192,7 @@ class LoadWorker:
             force_length=config.force_length,
             extra={**config.extra_body, **extra},
         )
-        request_id = f"{self._prefix}-{next(self._numbers):08d}"
+        request_id = self._next_request_id()
         call = Call(
             target=next(self._targets),
             path=request_path(config.api),
@@ -151,7 +200,12 @@ class LoadWorker:
             headers=(("X-Request-Id", request_id), *self._authorization),
             streamed=config.stream,
             timeouts=config.timeouts,
+            patience_ns=self._patience.draw_ns(user_id, None if due is None else due.number),
+            patience_from_ns=None if due is None else due.scheduled_monotonic_ns,
         )
+        stage = self._stages.at(self.axis.unix_ns() if due is None else due.scheduled_unix_ns)
+        if stage is not None:
+            stage.request_sent()
         exchange = self._exchange(call)
         killed = self._count_output(exchange.completion) or exchange.killed
         if config.force_length and exchange.outcome is Outcome.OK:
@@ -161,12 +215,66 @@ class LoadWorker:
         record.conversation_id, record.turn = conversation_id, turn
         if prompt is not None:
             record.prompt_id, record.prompt_tokens_planned = prompt.prompt_id, prompt.prompt_tokens
-        self._sink.put_request(record)
-        self.aggregate.observe(record, self._judge(record))
+        if due is not None:
+            record.arrival, record.scheduled_unix_ns = due.number, due.scheduled_unix_ns
+            if record.attempts:
+                record.schedule_lag_ns = record.sent_unix_ns - self.axis.offset_ns - due.scheduled_monotonic_ns
+        self._put(record, stage)
         self.transport.read_arrived()
         if killed is not None:
             raise killed
         return record, exchange
+
+    def _put(self, record: RequestRecord, stage: RunAggregate | None) -> None:
+        """Put a request on record and into the aggregates; ``stage`` is the one that knows of it since it was sent."""
+        self._sink.put_request(record)
+        good = self._judge(record)
+        self.aggregate.observe(record, good)
+        if stage is None:
+            scheduled_ns = record.scheduled_unix_ns
+            stage = self._stages.at(record.sent_unix_ns if scheduled_ns is None else scheduled_ns)
+            if stage is None:
+                return
+            stage.request_sent()
+        stage.observe(record, good)
+
+    def put_unsent(self, due: DueArrival, outcome: Outcome, error: str, user_id: int | None = None) -> None:
+        """Put an arrival on record for which nothing will be sent. One that was sent, or given back, is left alone."""
+        if self.dispatcher is not None and self.dispatcher.settle(due):
+            self._put_never_sent(due, outcome, error, user_id)
+
+    def _put_never_sent(self, due: DueArrival, outcome: Outcome, error: str, user_id: int | None) -> None:
+        self.aggregate.request_sent()
+        record = RequestRecord(
+            request_id=self._next_request_id(),
+            worker_id=self.assignment.worker_id,
+            host=self._host,
+            user_id=user_id,
+            target=next(self._targets).url,
+            task="",
+            transport=self.transport.name,
+            streamed=self.config.stream,
+            sent_unix_ns=self.axis.unix_ns(),
+            outcome=outcome,
+            arrival=due.number,
+            scheduled_unix_ns=due.scheduled_unix_ns,
+            ended_ns=0,
+            error=error,
+            attempts=0,
+        )
+        self._put(record, None)
+
+    def _put_dropped(self, due: DueArrival) -> None:
+        self.aggregate.dropped_arrivals += 1
+        stage = self._stages.at(due.scheduled_unix_ns)
+        if stage is not None:
+            stage.dropped_arrivals += 1
+        self._sink.put_arrival(
+            ArrivalRecord(due.number, self.assignment.worker_id, due.scheduled_unix_ns, status="dropped")
+        )
+
+    def _next_request_id(self) -> str:
+        return f"{self._prefix}-{next(self._numbers):08d}"
 
     def _judge(self, record: RequestRecord) -> bool | None:
         if not self._slos:
@@ -181,15 +289,19 @@ class LoadWorker:
         return True
 
     def _exchange(self, call: Call) -> Exchange:
-        """The call's exchange, whatever happens: a killed user's request is put on record too, and so is a fault of
-        ours.
-        """
+        """The request's exchange, whatever happens and however many attempts it takes."""
         greenlet = gevent.getcurrent()
-        started_ns = clock.monotonic_ns()
         self.aggregate.request_sent()
         self._calls.add(greenlet)
         try:
-            exchange = self.transport.perform(call)
+            return self._retries.perform(call)
+        finally:
+            self._calls.discard(greenlet)
+
+    def _attempt(self, call: Call) -> Exchange:
+        """One attempt: a killed user's is put on record too, and so is a fault of ours."""
+        try:
+            return self.transport.perform(call)
         except gevent.GreenletExit as killed:
             exchange = Exchange(CompletionReader(streamed=call.streamed))
             exchange.fail(Outcome.ABANDONED, "its user was killed").killed = killed
@@ -197,9 +309,6 @@ class LoadWorker:
             logger.exception("A request could not be performed")
             exchange = Exchange(CompletionReader(streamed=call.streamed))
             exchange.fail(Outcome.CLIENT_ERROR, f"{type(error).__name__}: {error}"[:500])
-        finally:
-            self._calls.discard(greenlet)
-        exchange.started_ns = started_ns
         return exchange
 
     def _count_output(self, completion: CompletionReader) -> gevent.GreenletExit | None:
@@ -245,6 +354,7 @@ class LoadWorker:
             ttft_answer_ns=None if answer_ns is None else answer_ns - sent_ns,
             e2e_ns=e2e_ns(sent_ns, completion.chunk_ns, done_ns) if exchange.outcome is Outcome.OK else None,
             done_ns=None if done_ns is None else done_ns - sent_ns,
+            ended_ns=clock.monotonic_ns() - sent_ns,
             receive_lag_max_ns=exchange.receive_lag_max_ns,
             chunk_ns=chunk_ns,
             chunk_tokens=completion.known_chunk_tokens,
@@ -259,14 +369,22 @@ class LoadWorker:
             finish_reason=completion.finish_reason,
             http_status=exchange.http_status,
             error=exchange.error,
+            attempts=exchange.attempts,
+            retry_wait_ns=exchange.retry_wait_ns,
         )
 
     def drain(self) -> FlushReport:
-        """Start no further request, let the running ones end within the drain time, cut the rest, ship everything."""
+        """Start no further request, let the running ones end within the drain time, cut the rest, ship everything.
+
+        Arrivals that were due before and wait for a slot are still sent within the drain time.
+        """
         self.draining.set()
+        if self.dispatcher is not None:
+            self.dispatcher.stop()
         deadline_ns = clock.monotonic_ns() + self.config.drain_timeout_ns
-        while self.aggregate.in_flight and clock.monotonic_ns() < deadline_ns:
+        while self._unfinished() and clock.monotonic_ns() < deadline_ns:
             gevent.sleep(0.02)
+        self._abandon_waiting()
         cut = CutShort(Outcome.CENSORED, "still running when the drain ended (--drain-timeout)")
         for greenlet in list(self._calls):
             self.cut(greenlet, cut)
@@ -274,6 +392,16 @@ class LoadWorker:
         while self.aggregate.in_flight and clock.monotonic_ns() < deadline_ns:
             gevent.sleep(0.01)
         self._health.close()
+        if self.dispatcher is not None:
+            self.dispatcher.close()
         report = self._sink.flush(clock.monotonic_ns() + FLUSH_TIMEOUT_NS)
         self.transport.close()
         return report
+
+    def _unfinished(self) -> int:
+        return self.aggregate.in_flight + (0 if self.dispatcher is None else self.dispatcher.unsent)
+
+    def _abandon_waiting(self) -> None:
+        for due in () if self.dispatcher is None else self.dispatcher.abandon():
+            words = "not sent: no slot was free for it before the drain ended (-u, --drain-timeout)"
+            self._put_never_sent(due, Outcome.CENSORED, words, user_id=None)

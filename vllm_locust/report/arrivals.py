@@ -7,13 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from vllm_locust.outcome import Outcome
 from vllm_locust.phases import interval_index
-from vllm_locust.report.columns import Flags, Floats, Ints, RequestColumns
+from vllm_locust.report.columns import Flags, Floats, Ints, RequestColumns, first_known
 from vllm_locust.report.run_facts import Interval
 
-NEVER_SENT: Final = (Outcome.CONNECT_ERROR, Outcome.TIMEOUT_CONNECT)
-"""No connection was made, so nothing of the request left us."""
 RATES: Final = ("achieved_rps", "requests_per_s", "output_tokens_per_s", "input_tokens_per_s", "total_tokens_per_s")
 
 
@@ -30,12 +27,11 @@ class ArrivalCounts:
         if not self._starts:
             return
         sent = columns.ints("sent_unix_ns")
-        never_sent = np.logical_or.reduce([columns.is_equal("outcome", outcome) for outcome in NEVER_SENT])
-        self.sent += self._tally(sent, (~never_sent).astype(np.float64))
-        last = _first_known(columns.floats("e2e_ns"), columns.last_ns, columns.floats("done_ns"))
+        self.sent += self._tally(sent, columns.sent.astype(np.float64))
+        last = first_known(columns.floats("e2e_ns"), columns.last_ns, columns.floats("done_ns"))
         self.completed += self._tally_at(sent, last, columns.ok, np.ones(columns.rows))
         prompt_tokens = columns.floats("prompt_tokens")
-        answered = _first_known(columns.first_ns, columns.floats("ttft_ns"), last)
+        answered = first_known(columns.first_ns, columns.floats("ttft_ns"), last)
         self.input_tokens += self._tally_at(sent, answered, ~np.isnan(prompt_tokens), prompt_tokens)
         self._add_output_tokens(columns, sent, last)
 
@@ -79,10 +75,3 @@ class ArrivalCounts:
             "input_tokens_per_s": given,
             "total_tokens_per_s": output + given,
         }
-
-
-def _first_known(*columns: Floats) -> Floats:
-    chosen = columns[0]
-    for column in columns[1:]:
-        chosen = np.where(np.isnan(chosen), column, chosen)
-    return chosen

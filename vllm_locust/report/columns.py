@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from vllm_locust.outcome import Outcome
 from vllm_locust.slo import REQUEST_METRICS
 
 # Its stubs do not know that a column keeps its type through fill_null and equal.
@@ -133,6 +134,22 @@ class RequestColumns(Columns):
         return self.is_equal("outcome", "ok")
 
     @cached_property
+    def sent(self) -> Flags:
+        """Whether anything of the request left us: it had a slot, and a connection."""
+        refused, timed_out = (self.is_equal("outcome", o) for o in (Outcome.CONNECT_ERROR, Outcome.TIMEOUT_CONNECT))
+        return (self.ints("attempts", missing=1) > 0) & ~(refused | timed_out)
+
+    @cached_property
+    def ended_ns(self) -> Ints:
+        """How long the request was in flight; 0 where the record does not say when it was over."""
+        return first_known(
+            self.floats("done_ns"),
+            self.floats("ended_ns") if self.has("ended_ns") else np.full(self.rows, np.nan),
+            self.last_ns,
+            np.zeros(self.rows),
+        ).astype(np.int64)
+
+    @cached_property
     def chunk_tokens(self) -> tuple[Ints, Flags]:
         """Tokens of every chunk, and for each request whether they are known."""
         return self._aligned("chunk_tokens")
@@ -244,6 +261,14 @@ class RequestColumns(Columns):
             width_before_ns=width[:-1][same],
             width_after_ns=width[1:][same],
         )
+
+
+def first_known(*columns: Floats) -> Floats:
+    """Of each row the first value that is not NaN."""
+    chosen = columns[0]
+    for column in columns[1:]:
+        chosen = np.where(np.isnan(chosen), column, chosen)
+    return chosen
 
 
 def _numpy_bool(column: Any) -> Flags:

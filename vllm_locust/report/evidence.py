@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_locust.evidence import Evidence, Shift
+from vllm_locust.evidence import Delivery, Evidence, Shift
 from vllm_locust.outcome import Outcome
+from vllm_locust.reason import THRESHOLDS
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import WorkerHealth
-from vllm_locust.verdict import THRESHOLDS
 
 
 def evidence(
@@ -21,6 +21,7 @@ def evidence(
     shifts: Sequence[Shift],
     total: Mapping[str, Any],
     slo: Mapping[str, Any],
+    stages: Sequence[Mapping[str, Any]],
 ) -> Evidence:
     everything, requests = reading.everything, total["requests"]
     judged = reading.total.outcomes if requests["attempted"] else everything.requests
@@ -42,9 +43,12 @@ def evidence(
         shifts=shifts,
         coalesced_share=reading.total.gaps["chunk_gap"].touched_share,
         schedule_lag_p99_ns=None if lag is None else lag * 1e9,
-        slots_were_full=facts.slots is not None and (health.in_flight_max or 0) >= facts.slots,
+        slots_were_full=facts.slots is not None and (total["in_flight"]["max"] or 0) >= facts.slots,
         planned_arrivals=planned,
         sent_in_time=None if planned is None else _sent_in_time(reading.total),
+        deliveries=tuple(_delivery(stage) for stage in stages if stage["delivery"] is not None),
+        arrivals_dropped=requests["dropped_arrivals"],
+        **_arrivals(facts.arrivals),
         receive_lag_p99_ns=health.receive_lag_p99_ns,
         user_stamp_share=everything.stamp_sources["user"] / stamped if stamped else 0.0,
         loop_lag_p99_ns=health.loop_lag_p99_ns,
@@ -65,6 +69,24 @@ def _sent_in_time(samples: StageSamples) -> int:
     """Arrivals that were not late enough to make a run invalid."""
     lag = samples.floats["schedule_lag"][samples.flags["scheduled"]]
     return int((lag <= THRESHOLDS.schedule_lag_p99_ns[1]).sum())
+
+
+def _delivery(stage: Mapping[str, Any]) -> Delivery:
+    delivery = stage["delivery"]
+    return Delivery(
+        stage=stage["name"],
+        is_hold=stage["stage_kind"] == "hold",
+        planned=delivery["planned"],
+        sent=delivery["sent"],
+        planned_gap_cv=delivery["planned_gap_cv"],
+        sent_gap_cv=delivery["sent_gap_cv"],
+    )
+
+
+def _arrivals(arrivals: Mapping[str, int | None] | None) -> dict[str, Any]:
+    if arrivals is None:
+        return {}
+    return {f"arrivals_{name}": arrivals[name] for name in ("lost", "doubled", "misplaced")}
 
 
 def _undecided(slo: Mapping[str, Any]) -> tuple[str, ...]:

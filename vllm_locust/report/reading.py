@@ -12,8 +12,11 @@ import numpy as np
 from vllm_locust.outcome import Outcome
 from vllm_locust.phases import Phase
 from vllm_locust.report.arrivals import ArrivalCounts
+from vllm_locust.report.cold_start import ColdStart
 from vllm_locust.report.columns import Flags, RequestColumns, Source, read_batches
 from vllm_locust.report.gap_confidence import GapConfidence
+from vllm_locust.report.over_time import OverTime
+from vllm_locust.report.request_times import RequestTimes
 from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.stage_samples import POOLED, StageSamples
 
@@ -104,15 +107,23 @@ class Reading:
         self.arrivals = ArrivalCounts(intervals)
         self.window_arrivals = ArrivalCounts([] if facts.window is None else [facts.window])
         self.total = StageSamples()
+        self.times = RequestTimes()
+        self.over_time = OverTime(facts)
+        self.cold_start = ColdStart()
 
-    def read(self, source: Source) -> None:
+    def read(self, source: Source, missed_arrivals: Source | None) -> None:
         for batch in read_batches(source):
             columns = RequestColumns(batch)
             self.everything.add(columns)
             self.arrivals.add(columns)
             self.window_arrivals.add(columns)
+            self.times.add(columns)
+            self.over_time.add(columns)
+            self.cold_start.add(columns)
             for samples, mine in self._owners(columns):
                 samples.add(columns, mine, self.facts.slos)
+        self.times.add_missed(missed_arrivals)
+        self.times.settle()
         for samples in (*self.stages.values(), self._outside):
             samples.settle()
         if len(self.stages) == 1 and not self._outside.attempted:

@@ -8,7 +8,10 @@ Keys that are read (everything else in ``run.json`` is only shown):
 ``RunConfig.to_json()``; of it ``slos`` and ``max_failures``. - ``window``: ``{"start_unix_ns", "end_unix_ns"}`` on
 the common clock, or null when it never began. - ``stages``: in order, each ``{"stage", "name", "stage_kind":
 "hold"|"ramp", "start_unix_ns", "end_unix_ns"}`` and, where they apply, ``offered_rps``, ``users``,
-``dropped_arrivals``, ``lost_arrivals``. None: the window is the only stage. - ``stopped_early``: why, or null. -
+``dropped_arrivals``, ``lost_arrivals``. None: the window is the only stage. - ``schedule``: of an open loop, of it
+``process`` and ``burstiness``. - ``arrivals``: of an open loop, what the merge found when it held the schedule against
+the records: ``{"planned", "dropped", "lost", "doubled", "misplaced"}``; ``lost`` is null where it could not look. -
+``stopped_early``: why, or null. -
 ``workers``: ``{"expected", "missing": [id, …]}``. - ``records``: ``{"lost", "batches_lost", "spooled_batches"}``. -
 ``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``slots``: how many requests could be in flight at most, over
 all workers; null in a closed loop.
@@ -20,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vllm_locust.arrival import ArrivalProcess, Schedule
 from vllm_locust.slo import Slo, parse_slos
 
 ONLY_STAGE: Final = "window"
@@ -66,6 +70,10 @@ class RunFacts:
     clock_step_max_ns: int | None
     clock_uncertainty_max_ns: int | None
     slots: int | None
+    process_gap_cv: float | None
+    """The coefficient of variation that the gaps between arrivals are meant to have, at a steady rate."""
+    arrivals: Mapping[str, int | None] | None
+    """None in a closed loop."""
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any]) -> RunFacts:
@@ -87,7 +95,15 @@ class RunFacts:
             clock_step_max_ns=clock.get("step_max_ns"),
             clock_uncertainty_max_ns=clock.get("uncertainty_max_ns"),
             slots=run.get("slots"),
+            process_gap_cv=_process_gap_cv(run.get("schedule")),
+            arrivals=run.get("arrivals"),
         )
+
+
+def _process_gap_cv(schedule: Mapping[str, Any] | None) -> float | None:
+    if schedule is None or schedule["process"] == ArrivalProcess.TRACE:
+        return None
+    return Schedule.from_json(schedule).gap_cv
 
 
 def _interval(value: Mapping[str, Any]) -> Interval:

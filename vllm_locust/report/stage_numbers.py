@@ -11,16 +11,23 @@ from vllm_locust.confidence import proportion_ci95
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.outcome import Outcome
 from vllm_locust.report.blocks import metric_block, pooled_block
-from vllm_locust.report.run_facts import Interval, Stage
+from vllm_locust.report.request_times import RequestTimes
+from vllm_locust.report.run_facts import Interval, RunFacts, Stage
 from vllm_locust.report.stage_samples import PER_REQUEST, POOLED, StageSamples
 from vllm_locust.slo import Slo, SloKind
+from vllm_locust.steady_state import SteadyState
 
 Inflations = Mapping[str, Mapping[str, float]]
 """By pooled metric, then by percentile: how many of its samples are worth one independent one."""
 
 
 def stage_numbers(
-    stage: Stage, samples: StageSamples, rates: Mapping[str, Any], inflations: Inflations, slos: Sequence[Slo]
+    stage: Stage,
+    samples: StageSamples,
+    rates: Mapping[str, Any],
+    inflations: Inflations,
+    times: RequestTimes,
+    facts: RunFacts,
 ) -> dict[str, Any]:
     """The numbers that a stage and the whole window have in common."""
     interval = stage.interval
@@ -34,13 +41,27 @@ def stage_numbers(
         "requests": _requests_json(stage, samples),
         "failed_fraction": 1 - samples.outcomes[Outcome.OK] / samples.attempted if samples.attempted else None,
         **rates,
-        **_good_json(samples, interval, slos),
+        **_good_json(samples, interval, facts.slos),
+        "in_flight": times.in_flight_json(interval),
+        "delivery": times.delivery_json(interval, facts.process_gap_cv if stage.kind == "hold" else None),
         "tokens_per_chunk": _tokens_per_chunk(samples),
         "tpot_reads_low": _tpot_reads_low(samples),
         **_blocks(samples, inflations),
         "gpu": None,
         "server": None,
-        "overloaded": None,
+        **_state_json(times.steady_state(stage, planned)),
+    }
+
+
+def _state_json(state: SteadyState) -> dict[str, Any]:
+    return {
+        "steady": state.steady,
+        "trend": {
+            "in_system": None if state.in_system is None else state.in_system.as_json(),
+            "latency_s": None if state.latency is None else state.latency.as_json(),
+        },
+        "overloaded": state.overloaded,
+        "overload": state.overload,
     }
 
 

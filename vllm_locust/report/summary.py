@@ -35,15 +35,17 @@ def summarize(
     requests: Source,
     *,
     workers: Source | None = None,
+    missed_arrivals: Source | None = None,
     length_reference: LengthReference | None = None,
 ) -> dict[str, Any]:
-    """``run`` is ``run.json`` (see ``run_facts``), ``requests`` and ``workers`` are the parquet files or their batches.
+    """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers`` and ``missed_arrivals``, of an open loop,
+    are the parquet files or their batches.
 
     ``length_reference`` holds the prompt and the output lengths of the workload's source.
     """
     facts = RunFacts.from_run(run)
     reading = Reading(facts)
-    reading.read(requests)
+    reading.read(requests, missed_arrivals)
     inflations = reading.gap_inflations(requests)
     health = read_worker_health(workers, facts.window)
     stages = [
@@ -52,15 +54,16 @@ def summarize(
             "name": stage.name,
             "stage_kind": stage.kind,
             "users": stage.users,
-            **stage_numbers(stage, samples, rates, inflations[id(samples)], facts.slos),
+            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts),
         }
         for stage, samples, rates in zip(facts.stages, reading.stages.values(), reading.stage_rates(), strict=True)
     ]
     rates = reading.window_arrivals.rates(0)
-    total = stage_numbers(_whole_window(facts), reading.total, rates, inflations[id(reading.total)], facts.slos)
+    of_total = inflations[id(reading.total)]
+    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
-    verdict = judge(evidence(facts, reading, health, shifts, total, slo))
+    verdict = judge(evidence(facts, reading, health, shifts, total, slo, stages))
     return {
         "schema": SCHEMA,
         "run_id": facts.run_id,
@@ -71,6 +74,9 @@ def summarize(
         "slo": slo,
         "totals": {"all_phases": reading.everything.as_json(), **total},
         "stages": stages,
+        "over_time": reading.over_time.as_json(reading.times),
+        "cold_start": reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"]),
+        "arrivals": facts.arrivals,
         "errors": reading.everything.errors_json(),
         "workload": _workload_json(run.get("workload") or {}, reading.total, length_reference),
         "coalesced": _coalesced_json(reading, shifts),

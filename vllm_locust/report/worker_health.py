@@ -45,8 +45,6 @@ class WorkerHealth:
     receive_lag_p99_ns: float | None
     """The 95th percentile over seconds of each second's p99: one bad second does not speak for the run."""
     gc_pause_max_ns: int | None
-    in_flight_max: int | None
-    """Over all workers; each at its own busiest second."""
 
     def as_json(self) -> dict[str, Any]:
         return {"workers": self.workers}
@@ -68,7 +66,6 @@ def read_worker_health(source: Source | None, window: Interval | None) -> Worker
         loop_lag_p99_ns=_worst(series, "loop_lag_ns", _P99),
         receive_lag_p99_ns=_worst(series, "receive_lag_p99_ns", _P95),
         gc_pause_max_ns=max(pauses, default=None),
-        in_flight_max=sum(row["in_flight_max"] for row in rows) if rows else None,
     )
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_locust.config import parse_duration_ns
+from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import InvalidMeasurement, RunFailed, UsageError
 from vllm_locust.shipped import shipped_path
 

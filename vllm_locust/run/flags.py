@@ -6,7 +6,12 @@ from typing import Any
 
 GROUP = "vllm-locust: load on LLM servers"
 
-_SHOWN_IN_WEB_UI = frozenset({"--model", "--workload", "--max-tokens", "--api", "--think-time", "--warmup-requests"})
+_SHOWN_IN_WEB_UI = frozenset(
+    {
+        *("--model", "--workload", "--max-tokens", "--api", "--think-time", "--warmup-requests"),
+        *("--rate", "--rate-stages", "--user-stages", "--arrival", "--burstiness", "--when-full", "--patience"),
+    }
+)
 """Only these may be set from the start form. All others keep the command line's value whatever a request to /swarm
 says.
 """
@@ -31,9 +36,27 @@ _VALUES: tuple[tuple[str, str | None, str], ...] = (
     ("--key-file", None, "PEM file with the client's private key"),
     ("--transport", "kernel", "kernel, sse or openai: who reads the stream and whose clock stamps it"),
     ("--proxy", None, "http://HOST:PORT, or env to honour the proxy variables (default: no proxy)"),
-    ("--seed", "0", "seed of the prompts' order and of think times"),
-    ("--think-time", "0s", "pause of a user between two requests: 2s, or 1s-3s for uniform"),
-    ("--warmup-requests", "100", "completions before the measurement window opens"),
+    ("--rate", None, "requests per second, whatever becomes of them: an open loop, with -u as the most in flight"),
+    ("--rate-stages", None, "10:60s,10-50:120s: rates to hold or to go through, and for how long (in place of -t)"),
+    ("--user-stages", None, "8:60s,16:60s,16-64:5m: the same with numbers of users, in a closed loop"),
+    ("--shape", None, "YAML file of stages of rate or users: hold, step, ramp, spike, sinusoid, soak"),
+    (
+        "--arrival",
+        None,
+        "constant, poisson or gamma: the gaps between requests at a rate (default: poisson); trace: the workload's "
+        "own times",
+    ),
+    (
+        "--burstiness",
+        None,
+        "shape of gamma gaps, implies --arrival gamma: 1 is Poisson, less comes in bursts, more is steadier",
+    ),
+    ("--when-full", "queue", "queue or drop: what becomes of a request that is due while all -u slots are busy"),
+    ("--seed", "0", "seed of the arrivals, the prompts' order and think times"),
+    ("--think-time", "0s", "pause of a user between two requests: 2s, or 1s-3s for uniform; not in an open loop"),
+    ("--patience", "none", "a user gives up after so long without a first token: 30s, or 10s-60s for uniform"),
+    ("--retries", "0", "further attempts after 429, 502, 503, 504 and connect errors, with back-off"),
+    ("--warmup-requests", "100", "requests before the window: the first to arrive in an open loop, else to complete"),
     ("--warmup-time", "60s", "the window opens after this time at the latest"),
     ("--drain-timeout", "60s", "time for running requests to end after the window"),
     ("--timeout-connect", "10s", "limit for a connection, TLS included; none switches it off"),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from vllm_locust.config import RunConfig
@@ -20,6 +19,7 @@ from vllm_locust.report.columns import RequestColumns
 from vllm_locust.report.html import render_html
 from vllm_locust.report.summary import summarize
 from vllm_locust.report.text import render_text
+from vllm_locust.run.arrivals import account_for_arrivals
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.recovery import MergeOrder, completed, read_control, take_in
 from vllm_locust.slo import Slo, judge_requests, parse_slos
@@ -27,6 +27,7 @@ from vllm_locust.store.finalize import finalize
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_text
 from vllm_locust.store.schema import BatchKind
 from vllm_locust.workload.load import load_workload
+from vllm_locust.workload.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,10 @@ def merge_run(order: MergeOrder) -> Merged:
         run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, lambda rows: add_columns(rows, run, slos, clocks)
     )
     finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet, clocks.move)
+    workload = _workload_again(run)
+    run |= account_for_arrivals(run, run_dir, None if workload is None else workload.offsets_ns())
     write_json(run_dir.run_json, run)
-    return report_run(run_dir)
+    return _write_reports(run_dir, run, workload)
 
 
 def report_run(run_dir: RunDirectory) -> Merged:
@@ -61,8 +64,17 @@ def report_run(run_dir: RunDirectory) -> Merged:
     if not (run_dir.run_json.is_file() and run_dir.requests_parquet.is_file()):
         raise UsageError(f"{run_dir.path} holds no merged run; give the directory of a run, or merge it first")
     run = read_json(run_dir.run_json)
-    reference = _length_reference(run)
-    summary = summarize(run, run_dir.requests_parquet, workers=run_dir.workers_parquet, length_reference=reference)
+    return _write_reports(run_dir, run, _workload_again(run))
+
+
+def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workload | None) -> Merged:
+    summary = summarize(
+        run,
+        run_dir.requests_parquet,
+        workers=run_dir.workers_parquet,
+        missed_arrivals=run_dir.arrivals_parquet if run_dir.arrivals_parquet.is_file() else None,
+        length_reference=None if workload is None else workload.length_reference(),
+    )
     text = render_text(summary)
     write_json(run_dir.summary_json, summary)
     write_text(run_dir.report_txt, text)
@@ -93,8 +105,8 @@ def add_columns(rows: pa.RecordBatch, run: Mapping[str, Any], slos: list[Slo], c
     )
 
 
-def _length_reference(run: Mapping[str, Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """The lengths of the workload's source; None where it cannot be read any more."""
+def _workload_again(run: Mapping[str, Any]) -> Workload | None:
+    """The workload of the run; None where it cannot be read any more, or is another one now."""
     config = RunConfig.from_json(run["config"])
     try:
         workload = load_workload(
@@ -106,4 +118,4 @@ def _length_reference(run: Mapping[str, Any]) -> tuple[npt.NDArray[np.int64], np
         )
     except WorkloadError:
         return None
-    return workload.length_reference() if workload.fingerprint == run["workload"]["fingerprint"] else None
+    return workload if workload.fingerprint == run["workload"]["fingerprint"] else None

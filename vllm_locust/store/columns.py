@@ -7,7 +7,7 @@ wait as one tuple per record and are turned around when the batch is sealed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from operator import attrgetter
@@ -16,14 +16,16 @@ from typing import Any
 import pyarrow as pa
 
 from vllm_locust.errors import StoreError
-from vllm_locust.record import HealthSample, RequestRecord
+from vllm_locust.record import ArrivalRecord, HealthSample, RequestRecord
 from vllm_locust.store.schema import BatchKind, schema_of
 
 _LISTS = ("chunk_ns", "chunk_tokens", "chunk_width_ns")
 _SCALARS = tuple(field.name for field in fields(RequestRecord) if field.name not in _LISTS)
 _HEALTH = tuple(field.name for field in fields(HealthSample))
+_ARRIVAL = tuple(field.name for field in fields(ArrivalRecord))
 _scalars_of = attrgetter(*_SCALARS)
 _health_of = attrgetter(*_HEALTH)
+_arrival_of = attrgetter(*_ARRIVAL)
 
 
 class _ListColumn:
@@ -133,7 +135,16 @@ class RequestColumns:
 
 
 def health_to_arrow(samples: Sequence[HealthSample]) -> pa.RecordBatch:
-    schema = schema_of(BatchKind.HEALTH)
-    columns = zip(*map(_health_of, samples), strict=True)
-    arrays = [_column(values, schema.field(name))[0] for name, values in zip(_HEALTH, columns, strict=True)]
+    return _to_arrow(BatchKind.HEALTH, map(_health_of, samples))
+
+
+def arrivals_to_arrow(records: Sequence[ArrivalRecord]) -> pa.RecordBatch:
+    return _to_arrow(BatchKind.ARRIVALS, map(_arrival_of, records))
+
+
+def _to_arrow(kind: BatchKind, rows: Iterable[tuple[object, ...]]) -> pa.RecordBatch:
+    """Rows whose values are in the order of the schema."""
+    schema = schema_of(kind)
+    columns = zip(*rows, strict=True)
+    arrays = [_column(values, field)[0] for field, values in zip(schema, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

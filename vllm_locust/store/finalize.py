@@ -79,6 +79,22 @@ def finalize(
     return FinalizeReport(written, len(entries), sum(batch.lost_rows for batch, _, _ in entries))
 
 
+def read_rows(parts_dir: Path, kind: BatchKind) -> pa.Table:
+    """All rows of a kind of which there are few, in the same order."""
+    parts = [part for part in list_parts(parts_dir) if part.kind is kind] if parts_dir.is_dir() else []
+    groups = _row_groups(parts, list(sorted_batches(parts)), _PASS_BYTES, _ROW_GROUP_BYTES)
+    return pa.Table.from_batches(groups, schema=schema_of(kind))
+
+
+def write_table(out: Path, rows: pa.Table) -> None:
+    """Whole or not at all."""
+    try:
+        with atomic_path(out) as temporary:
+            pq.write_table(rows, temporary, **parquet_writer_options(rows.schema))
+    except OSError as exc:
+        raise StoreError(f"{out} cannot be written: {exc.strerror or exc}") from exc
+
+
 def _write(out: Path, schema: pa.Schema, row_groups: Iterator[pa.RecordBatch], add_columns: AddColumns) -> int:
     written = 0
     with atomic_path(out) as temporary, pq.ParquetWriter(temporary, schema, **parquet_writer_options(schema)) as writer:

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 
 from vllm_locust.errors import StoreError
 from vllm_locust.store.durable_file import atomic_path, fsync_directory
-from vllm_locust.store.schema import Batch, BatchKind, schema_of
+from vllm_locust.store.schema import Batch, BatchKind, as_current, schema_of
 
-PART_NAMES: Final = {BatchKind.REQUESTS: "requests", BatchKind.HEALTH: "workers"}
-_PART_FILE: Final = re.compile(r"(requests|workers)-([0-9]{6,})\.parquet")
+PART_NAMES: Final = {BatchKind.REQUESTS: "requests", BatchKind.HEALTH: "workers", BatchKind.ARRIVALS: "arrivals"}
+_PART_FILE: Final = re.compile(r"(requests|workers|arrivals)-([0-9]{6,})\.parquet")
 _LISTED: Final = b"vllm_locust.batches"
 _RUN: Final = b"vllm_locust.run_id"
 
@@ -123,12 +123,12 @@ def read_part(path: Path) -> Part:
 def read_part_rows(part: Part) -> pa.Table:
     try:
         with pq.ParquetFile(part.path) as file:
-            rows = file.read().replace_schema_metadata(None).combine_chunks()
+            rows = as_current(file.read().replace_schema_metadata(None), part.kind)
     except (OSError, pa.ArrowException) as exc:
         raise StoreError(f"the part file {part.path} cannot be read: {exc}") from exc
-    if rows.num_rows != sum(batch.rows for batch in part.batches) or rows.schema != schema_of(part.kind):
+    if rows is None or rows.num_rows != sum(batch.rows for batch in part.batches):
         raise StoreError(f"the part file {part.path} does not hold the rows that it lists")
-    return rows
+    return rows.combine_chunks()
 
 
 def list_parts(parts_dir: Path) -> list[Part]:

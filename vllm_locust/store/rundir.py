@@ -62,6 +62,10 @@ class RunDirectory:
         return self.path / "requests.parquet"
 
     @property
+    def arrivals_parquet(self) -> Path:
+        return self.path / "arrivals.parquet"
+
+    @property
     def workers_parquet(self) -> Path:
         return self.path / "workers.parquet"
 

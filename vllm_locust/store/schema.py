@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from vllm_locust.errors import StoreError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 MAX_BATCH_BYTES: Final = 64 << 20
 MAX_BATCH_ROWS: Final = 1 << 20
 MAX_SEQ: Final = 1 << 53
@@ -35,6 +35,7 @@ class BatchKind(StrEnum):
 
     REQUESTS = "records"
     HEALTH = "health"
+    ARRIVALS = "arrivals"
 
 
 def _schema(required: dict[str, pa.DataType], nullable: dict[str, pa.DataType], order: str) -> pa.Schema:
@@ -77,14 +78,37 @@ _HEALTH_V1: Final = _schema(
     "schedule_lag_max_ns gc_pause_ns open_fds rss_bytes spooled_batches",
 )
 
+_REQUESTS_V2: Final = (
+    _REQUESTS_V1.insert(_REQUESTS_V1.get_field_index("scheduled_unix_ns"), pa.field("arrival", pa.int64()))
+    .insert(_REQUESTS_V1.get_field_index("done_ns") + 2, pa.field("ended_ns", pa.int64()))
+    .set(_REQUESTS_V1.get_field_index("user_id"), pa.field("user_id", pa.int64()))
+)
+_ARRIVALS_V2: Final = _schema(
+    dict.fromkeys(("number", "scheduled_unix_ns"), pa.int64()) | dict.fromkeys(("worker_id", "status"), pa.string()),
+    {},
+    "number worker_id scheduled_unix_ns status",
+)
+
 SCHEMAS: Final[dict[int, dict[BatchKind, pa.Schema]]] = {
     1: {BatchKind.REQUESTS: _REQUESTS_V1, BatchKind.HEALTH: _HEALTH_V1},
+    2: {BatchKind.REQUESTS: _REQUESTS_V2, BatchKind.HEALTH: _HEALTH_V1, BatchKind.ARRIVALS: _ARRIVALS_V2},
 }
-"""Every schema version that a reader accepts: the current one and the one before it, where there is one."""
+"""Every schema version that a reader accepts: the current one and the one before it, which lacks some columns."""
 
 
 def schema_of(kind: BatchKind) -> pa.Schema:
     return SCHEMAS[SCHEMA_VERSION][kind]
+
+
+def as_current(rows: pa.Table, kind: BatchKind) -> pa.Table | None:
+    """Rows of any accepted version with the current columns, null where their version has none. None: of no version."""
+    schema = schema_of(kind)
+    accepted = [version[kind] for version in SCHEMAS.values() if kind in version]
+    if not any(rows.schema.equals(one, check_metadata=False) for one in accepted):
+        return None
+    names = rows.schema.names
+    columns = [rows.column(f.name) if f.name in names else pa.nulls(rows.num_rows, f.type) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def empty_rows(kind: BatchKind) -> pa.RecordBatch:
@@ -102,7 +126,7 @@ class BatchRefused(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """Who wrote a batch and which one it is. ``(worker_id, seq)`` is unique in a run, over both kinds."""
+    """Who wrote a batch and which one it is. ``(worker_id, seq)`` is unique in a run, over all kinds."""
 
     run_id: str
     worker_id: str
@@ -169,18 +193,26 @@ def decode_batch(payload: bytes, run_id: str) -> Batch:
     """Read one batch of the run ``run_id``, or raise ``BatchRefused``."""
     try:
         with pa.ipc.open_stream(_decompress(payload)) as reader:
-            header = _header(reader.schema.metadata or {}, run_id)
-            if not reader.schema.equals(schema_of(header.kind), check_metadata=False):
+            version, header = _header(reader.schema.metadata or {}, run_id)
+            schema = SCHEMAS[version].get(header.kind)
+            if schema is None or not reader.schema.equals(schema, check_metadata=False):
                 raise BatchRefused("schema_mismatch", f"batch {header.seq} of {header.worker_id!r} has other columns")
             rows = reader.read_next_batch()
             rows.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, StopIteration, MemoryError, UnicodeDecodeError) as exc:
         raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes is not an Arrow stream: {exc}") from exc
     _check_rows(header, rows)
-    return Batch(header, rows)
+    return Batch(header, rows if version == SCHEMA_VERSION else _current_batch(rows, header.kind))
 
 
-def _header(metadata: dict[bytes, bytes], run_id: str) -> BatchHeader:
+def _current_batch(rows: pa.RecordBatch, kind: BatchKind) -> pa.RecordBatch:
+    current = as_current(pa.Table.from_batches([rows]), kind)
+    assert current is not None
+    return next(iter(current.to_batches()), empty_rows(kind))
+
+
+def _header(metadata: dict[bytes, bytes], run_id: str) -> tuple[int, BatchHeader]:
+    """With the schema version of the batch."""
     fields = {key.decode(): value.decode() for key, value in metadata.items()}
     version = fields.get(f"{_PREFIX}schema")
     if version not in {str(readable) for readable in SCHEMAS}:
@@ -201,7 +233,7 @@ def _header(metadata: dict[bytes, bytes], run_id: str) -> BatchHeader:
         raise BatchRefused("bad_header", f"a batch's header is not usable: {exc}") from exc
     if header.run_id != run_id:
         raise BatchRefused("other_run", f"a batch of run {header.run_id!r} lies in the stream of run {run_id!r}")
-    return header
+    return int(version), header
 
 
 def _bounded(text: str, low: int, high: int) -> int:

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from vllm_locust import clock
 from vllm_locust.errors import StoreError
-from vllm_locust.record import FlushReport, HealthSample, RequestRecord
+from vllm_locust.record import ArrivalRecord, FlushReport, HealthSample, RequestRecord
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
-from vllm_locust.store.columns import RequestColumns, health_to_arrow
+from vllm_locust.store.columns import RequestColumns, arrivals_to_arrow, health_to_arrow
 from vllm_locust.store.outbox import Outbox, PendingBatch
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.schema import BatchHeader, BatchKind, check_worker_id, empty_rows, encode_batch
@@ -94,6 +94,7 @@ class Shipper:
         self._closing = False
         self._columns = RequestColumns()
         self._health: list[HealthSample] = []
+        self._arrivals: list[ArrivalRecord] = []
         self._outbox = Outbox()
         self._spool = Spool(spool_path(config.spool_dir, store.run_id, config.worker_id))
         self._requests = 0
@@ -123,6 +124,10 @@ class Shipper:
                 self._seal()
         if rows >= self._config.batch_rows or chunks >= self._config.batch_chunks:
             self._wake.set()
+
+    def put_arrival(self, record: ArrivalRecord) -> None:
+        with self._lock:
+            self._arrivals.append(record)
 
     def put_health(self, sample: HealthSample) -> None:
         with self._lock:
@@ -306,6 +311,9 @@ class Shipper:
         if self._health:
             samples, self._health = self._health, []
             self._add(BatchKind.HEALTH, len(samples), lambda: health_to_arrow(samples))
+        if self._arrivals:
+            arrivals, self._arrivals = self._arrivals, []
+            self._add(BatchKind.ARRIVALS, len(arrivals), lambda: arrivals_to_arrow(arrivals))
 
     def _add(self, kind: BatchKind, rows: int, to_arrow: Callable[[], pa.RecordBatch]) -> None:
         """One more batch; where it cannot be made, an empty one that says how many rows are lost."""

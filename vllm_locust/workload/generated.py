@@ -180,7 +180,7 @@ class GeneratedSource:
             self._system_tokens = np.array(settings["prefix_tokens"], np.int64)[self.group[self._first]]
         self.prompt_tokens = self._tokens[self._first] + self._system_tokens
         self.output_tokens = self._outputs[self._first]
-        self.replays_times = self._offset_ns is not None
+        self.offset_ns = None if self._offset_ns is None else self._offset_ns[self._first]
         self._texts = _Texts(self, Corpus(self.metadata.words, int(settings["seed"])))
 
     def prompt(self, conversation: int, epoch: int) -> Prompt:

@@ -8,14 +8,20 @@ their number, and also where it does not divide the number of rows or exceeds it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 
+@lru_cache(maxsize=2)
 def epoch_order(rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The permutation of ``rows`` rows in one epoch."""
-    return np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(rows)
+    """The permutation of ``rows`` rows in one epoch. Two are kept, for those who ask now on this and now on that side
+    of an epoch's end.
+    """
+    order = np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(rows)
+    order.flags.writeable = False
+    return order
 
 
 def positions(rows: int, *, seed: int, share: int, shares: int) -> Iterator[tuple[int, int]]:

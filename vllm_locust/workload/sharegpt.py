@@ -40,7 +40,7 @@ _COUNTS = pa.schema([("system", pa.int64()), ("user", pa.int64()), ("answer", pa
 class ShareGptSource:
     """Conversations mapped from the cache. The table has one row per turn; a conversation starts at turn 0."""
 
-    replays_times = False
+    offset_ns = None
 
     def __init__(self, file: Path, counter: TokenCounter, cache: DatasetCache) -> None:
         self._counter = counter

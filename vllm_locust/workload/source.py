@@ -24,8 +24,8 @@ class Source(Protocol):
         ...
 
     @property
-    def replays_times(self) -> bool:
-        """True: the conversations come once, in this order, at their own times; false: shuffled, for ever."""
+    def offset_ns(self) -> npt.NDArray[np.int64] | None:
+        """When each conversation was recorded: they come once, in this order. None: they come shuffled, for ever."""
         ...
 
     def prompt(self, conversation: int, epoch: int) -> Prompt: ...

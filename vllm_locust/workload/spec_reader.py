@@ -27,16 +27,16 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml_mapping(path: Path) -> Mapping[str, Any]:
+def read_yaml_mapping(path: Path, what: str = "workload", *, first_key: str = "kind") -> Mapping[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as error:
-        raise WorkloadError(f"workload {path} cannot be read ({error.strerror}); check the path") from None
+        raise WorkloadError(f"{what} {path} cannot be read ({error.strerror}); check the path") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise WorkloadError(f"workload {path} is not valid YAML ({reason}); correct it") from None
+        raise WorkloadError(f"{what} {path} is not valid YAML ({reason}); correct it") from None
     if not isinstance(content, dict):
-        raise WorkloadError(f"workload {path} must be a mapping of keys to values, starting with kind; correct it")
+        raise WorkloadError(f"{what} {path} must be a mapping of keys to values, starting with {first_key}; correct it")
     return content
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vllm_locust.errors import WorkloadError
 from vllm_locust.workload.prompt import Prompt, Session, Turn
-from vllm_locust.workload.sampler import check_share, positions
+from vllm_locust.workload.sampler import check_share, epoch_order, positions
 from vllm_locust.workload.source import Source
 from vllm_locust.workload.spec import ShareGptSpec, WorkloadSpec
 from vllm_locust.workload.table_metadata import TableMetadata, digest_of
@@ -78,7 +78,11 @@ class Workload:
     @property
     def replays_times(self) -> bool:
         """The prompts have an ``offset_ns``, come in order and end after one pass."""
-        return self.source.replays_times
+        return self.source.offset_ns is not None
+
+    def offsets_ns(self) -> Integers | None:
+        """When each prompt is due, in order, after the trace's start; None where the workload replays no times."""
+        return None if self.source.offset_ns is None else self.source.offset_ns[self.selected]
 
     def prompts(self, *, seed: int, share: int, shares: int) -> Iterator[Prompt]:
         """First turns for worker ``share`` of ``shares``. Endless, except that a trace ends after one pass.
@@ -97,13 +101,33 @@ class Workload:
         self.source.prepare_sessions()
         return (self.limit.cut(self.source.session(row, epoch)) for epoch, row in self._positions(seed, share, shares))
 
+    def prompt(self, position: int, *, seed: int) -> Prompt | None:
+        """The one at this position of the whole, of which ``prompts`` gives a share; None after the end of a trace."""
+        place = self._place(position, seed)
+        return None if place is None else self.source.prompt(place[1], place[0])
+
+    def session(self, position: int, *, seed: int) -> Session | None:
+        """The conversation at this position of the whole, of which ``sessions`` gives a share."""
+        place = self._place(position, seed)
+        if place is None:
+            return None
+        self.source.prepare_sessions()
+        return self.limit.cut(self.source.session(place[1], place[0]))
+
     def length_reference(self) -> tuple[Integers, Integers]:
         """Prompt and output lengths of the source distribution, before rows were left out for their length."""
         return self.reference
 
+    def _place(self, position: int, seed: int) -> tuple[int, int] | None:
+        """Epoch and row."""
+        epoch, index = divmod(position, self.rows)
+        if not self.replays_times:
+            return epoch, int(self.selected[epoch_order(self.rows, seed, epoch)[index]])
+        return (0, int(self.selected[index])) if epoch == 0 else None
+
     def _positions(self, seed: int, share: int, shares: int) -> Iterator[tuple[int, int]]:
         check_share(share, shares)
-        if self.source.replays_times:
+        if self.replays_times:
             return ((0, int(row)) for row in self.selected[share::shares])
         return (
             (epoch, int(self.selected[i])) for epoch, i in positions(self.rows, seed=seed, share=share, shares=shares)

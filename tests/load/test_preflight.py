@@ -1,0 +1,41 @@
+"""What a server says at preflight is taken for what it is, whatever it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.load.scripted_server import Step, serving, whole
+from vllm_locust.config import RunConfig, Target
+from vllm_locust.errors import TargetError
+from vllm_locust.load.preflight import ServerFacts, ask_server
+
+
+def ask(models: Step, version: Step = b"") -> ServerFacts:
+    with serving({"GET": (version,), "GET#1": (models,)}) as server:
+        target = Target.parse(f"http://127.0.0.1:{server.listener.getsockname()[1]}")
+        return ask_server(RunConfig(targets=(target,)), None)
+
+
+@pytest.mark.parametrize(
+    ("said", "understood"),
+    [("8192", 8192), ("-1", None), ("0", None), ("true", None), ("1e30", None), ("9" * 40, None), ('"x"', None)],
+)
+def test_a_context_length_that_is_none_is_unknown(said: str, understood: int | None) -> None:
+    assert ask(whole(b'{"data":[{"id":"m","max_model_len":%b}]}' % said.encode())).max_model_len == understood
+
+
+def test_a_number_that_nobody_can_read_is_no_list_of_models() -> None:
+    with pytest.raises(TargetError, match="did not answer with a list of models"):
+        ask(whole(b'{"data":[{"id":"m","max_model_len":%b}]}' % (b"9" * 5000)))
+
+
+@pytest.mark.parametrize("said", [b'"0.9"', b"9" * 5000, b"[" * 100_000, b"nothing", b"{}"])
+def test_a_version_that_cannot_be_read_is_unknown(said: bytes) -> None:
+    facts = ask(whole(b'{"data":[{"id":"m","owned_by":"vllm"}]}'), whole(said))
+    assert facts.is_vllm
+    assert facts.version is None
+
+
+def test_another_protocol_is_a_refusal() -> None:
+    with pytest.raises(TargetError, match="answered 101"):
+        ask(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")

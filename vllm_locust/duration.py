@@ -1,0 +1,31 @@
+"""Durations as people write them: ``500ms``, ``2s``, ``1m30s``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h|)")
+_UNIT_NS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+
+
+def parse_duration_ns(text: str) -> int:
+    """``500ms``, ``2s``, ``1m``, ``1m30s``; a plain number is seconds. Raises ValueError."""
+    compact = text.strip().replace(" ", "")
+    parts = list(_DURATION.finditer(compact))
+    if (
+        len(compact) > 40
+        or not parts
+        or "".join(part[0] for part in parts) != compact
+        or (len(parts) > 1 and any(not p[2] for p in parts))
+    ):
+        raise ValueError(f"{text[:60]!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
+    return sum(round(float(part[1]) * _UNIT_NS[part[2]]) for part in parts)
