@@ -154,6 +154,10 @@ class HttpAnswer:
             self._end(Outcome.DISCONNECTED, _reason(error, "the connection ended inside the answer's body"))
         self.reusable = False
 
+    def release(self) -> None:
+        """Let go of the parser, which holds this object in turn. No read may follow."""
+        del self._parser
+
     def _take_body(self, body: bytes, read: Read) -> None:
         status = self.exchange.http_status
         if self._decoder is None and status == 200 and not self._collected and self._is_event_stream():

@@ -101,6 +101,13 @@ class _Stream:
         # Ciphertext does not show where a body ends.
         self.inbox.patient = tls is None and answer.streaming
 
+    def release(self) -> None:
+        """The call is over. Without its cycles it is freed at once, and its memory used again: garbage that waits for
+        the collector grows by some 15 MB/s at 50,000 tokens/s, and each next call works in memory that is cold.
+        """
+        self.inbox.consume = _over
+        self.answer.release()
+
     def overdue(self, now_ns: int) -> tuple[Outcome, str] | None:
         """The limit this call has exceeded, if any. Bytes that wait for the parser count as arrived, as a token
         too.
@@ -192,6 +199,7 @@ class KernelTransport:
         finally:
             self._receiver.forget(stream.inbox)
             self._running.discard(stream)
+            stream.release()
         exchange.stamp_source = "user" if stream.unstamped else "kernel"
         exchange.receive_lag_max_ns = None if stream.unstamped else stream.answer.lag_max_ns
 
@@ -231,6 +239,10 @@ class KernelTransport:
         self._watchdog.kill()
         self._pool.close()
         self._receiver.close()
+
+
+def _over(_reads: list[Read]) -> None:
+    """What arrived after the end of a call is of no interest."""
 
 
 def _never_sent(call: Call, error: OSError) -> Exchange:
