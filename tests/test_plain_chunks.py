@@ -80,8 +80,8 @@ def test_most_chunks_of_a_stream_take_the_short_cut(monkeypatch: pytest.MonkeyPa
     taken: list[bool] = []
     original = CompletionReader._take_plain
 
-    def spy(self: CompletionReader, chunk: Any, stamp_ns: int) -> bool:
-        taken.append(original(self, chunk, stamp_ns))
+    def spy(self: CompletionReader, chunk: Any, stamp_ns: int, width_ns: int) -> bool:
+        taken.append(original(self, chunk, stamp_ns, width_ns))
         return taken[-1]
 
     monkeypatch.setattr(CompletionReader, "_take_plain", spy)

@@ -107,17 +107,17 @@ class CompletionReader:
         self._first_shown_ns: int | None = None
         self._has_body = False
 
-    def on_data(self, data: bytes, stamp_ns: int) -> None:
-        """``on_event`` for the data of a ``message`` event that has a stamp of its own, at half the cost."""
+    def on_data(self, data: bytes, stamp_ns: int, width_ns: int = 0) -> None:
+        """``on_event`` for the data of a ``message`` event, at half the cost."""
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
-            self.on_event(Event(data, b"message"), stamp_ns)
+            self.on_event(Event(data, b"message"), stamp_ns, width_ns)
             return
         if self.ended:
             self.ignored += 1
-        elif not self._take_plain(chunk, stamp_ns):
-            self.on_chunk(chunk, stamp_ns)
+        elif not self._take_plain(chunk, stamp_ns, width_ns):
+            self.on_chunk(chunk, stamp_ns, width_ns)
         elif self._template is None and self._lessons < _LESSONS and self._sole is not None:
             self._lessons += 1
             usage = chunk.get("usage")
@@ -134,9 +134,9 @@ class CompletionReader:
             return None
         return template, (state.tokens or 0) + 1 if template.counts else None
 
-    def on_alike(self, texts: Sequence[str], stamps_ns: Sequence[int]) -> None:
-        """Take chunks that were as ``expected``: their text in as many pieces as the caller likes, and the stamp of
-        each. Where tokens are counted, each is one.
+    def on_alike(self, texts: Sequence[str], stamps_ns: Sequence[int], widths_ns: Sequence[int]) -> None:
+        """Take chunks that were as ``expected``: their text in as many pieces as the caller likes, and each one's stamp
+        and width. Where tokens are counted, each is one.
         """
         state, template = self._sole, self._template
         assert state is not None
@@ -148,14 +148,14 @@ class CompletionReader:
         if self._first_shown_ns is None:
             self._first_shown_ns = stamps_ns[0]
         self.chunk_ns += stamps_ns
-        self.chunk_width_ns += [0] * number
+        self.chunk_width_ns += widths_ns
         if template.counts:
             self.chunk_tokens += [1] * number
             self.completion_tokens = state.tokens = (state.tokens or 0) + number
         else:
             self.chunk_tokens += [None] * number
 
-    def _take_plain(self, chunk: Any, stamp_ns: int) -> bool:
+    def _take_plain(self, chunk: Any, stamp_ns: int, width_ns: int) -> bool:
         """Take the chunk that nearly all chunks are: one text fragment of the only choice, not its last, with what
         ``on_chunk`` would make of it. False, and nothing taken, for any other.
         """
@@ -205,7 +205,7 @@ class CompletionReader:
             self._first_shown_ns = stamp_ns
         self.chunk_ns.append(stamp_ns)
         self.chunk_tokens.append(tokens)
-        self.chunk_width_ns.append(0)
+        self.chunk_width_ns.append(width_ns)
         return True
 
     def on_event(self, event: Event, stamp_ns: int, width_ns: int = 0) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.completion import CompletionReader
-from vllm_locust.load.answer import HttpAnswer
+from vllm_locust.load.answer import HttpAnswer, whole_chunks
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import Exchange
 from vllm_locust.sse import Event, EventDecoder
@@ -47,17 +48,21 @@ def read_as_alike(payloads: list[bytes], batch: int) -> tuple[CompletionReader, 
     answer = HttpAnswer(Exchange(reader))
     answer.feed((HEAD, 1, 0, True, 0))
     recognised = 0
+    original = CompletionReader.on_alike
+
+    def counting(self: CompletionReader, texts: Any, stamps_ns: Any, widths_ns: Any) -> None:
+        nonlocal recognised
+        recognised += len(stamps_ns)
+        original(self, texts, stamps_ns, widths_ns)
+
     reads = reads_of(payloads)
-    for start in range(0, len(reads), batch):
-        group = reads[start : start + batch]
-        at = 0
-        while at < len(group):
-            taken = answer.take_alike(group, at) if answer.plain else at
-            recognised += taken - at
-            if taken == at:
+    with patch.object(CompletionReader, "on_alike", counting):
+        for start in range(0, len(reads), batch):
+            group = reads[start : start + batch]
+            at = 0
+            while (at := answer.take_plain(group, at)) < len(group):
                 answer.feed(group[at])
-                taken = at + 1
-            at = taken
+                at += 1
     return reader, recognised
 
 
@@ -160,10 +165,10 @@ def test_reads_without_a_stamp_are_not_taken_as_alike() -> None:
     answer = HttpAnswer(Exchange(reader))
     answer.feed((HEAD, 1, 0, True, 0))
     reads = reads_of(written([chunk(f" w{n}", n) for n in range(1, 9)]))
-    for read in reads[:4]:
-        answer.feed(read)
+    answer.feed(reads[0])
+    assert answer.take_plain(reads[:4], 1) == 4
     data, stamp_ns, floor_ns, _, lag_ns = reads[5]
-    assert answer.take_alike([reads[4], (data, stamp_ns, floor_ns, False, lag_ns), reads[6]], 0) == 1
+    assert answer._take_alike([reads[4], (data, stamp_ns, floor_ns, False, lag_ns), reads[6]], 0, False) == 1
     assert answer.lag_max_ns == reads[4][4]
 
 
@@ -175,3 +180,52 @@ def test_an_event_of_another_kind_is_no_chunk() -> None:
     assert reader.expected() is not None
     reader.on_event(Event(b"[DONE]", b"message"), 2)
     assert reader.expected() is None
+
+
+def grouped(payloads: list[bytes], sizes: list[int]) -> list[Read]:
+    """Reads of several chunks each, stamped at their ends, empty before at a floor a little earlier."""
+    frames = [framed(data) for data in payloads]
+    reads: list[Read] = []
+    at = 0
+    for number, size in enumerate(sizes):
+        data = b"".join(frames[at : at + size])
+        if data:
+            reads.append((data, 1_000 * (number + 1), 1_000 * number + 300, True, number % 7))
+        at += size
+    return reads
+
+
+def answer_to(reads: list[Read], *, plain: bool) -> CompletionReader:
+    reader = CompletionReader(streamed=True)
+    answer = HttpAnswer(Exchange(reader))
+    answer.feed((HEAD, 1, 0, True, 0))
+    at = 0
+    while at < len(reads):
+        taken = answer.take_plain(reads, at) if plain else at
+        if taken == at:
+            answer.feed(reads[at])
+            taken = at + 1
+        at = taken
+    return reader
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.lists(ODD_TEXTS, max_size=3), st.booleans())
+def test_several_chunks_in_one_read(sizes: list[int], odd: list[str], counted: bool) -> None:
+    texts = [f" w{n}" for n in range(6)] + odd + [f" v{n}" for n in range(sum(sizes))]
+    payloads = written([chunk(text, n if counted else None) for n, text in enumerate(texts, 1)])
+    reads = grouped(payloads, [1, 1, *sizes])
+    one_way, other_way = answer_to(reads, plain=True), answer_to(reads, plain=False)
+    assert known(one_way) == known(other_way)
+    assert len(one_way.chunk_width_ns) == len(one_way.chunk_ns)
+    if max(sizes) > 1 and not odd:
+        assert 700 in one_way.chunk_width_ns
+
+
+def test_a_read_that_ends_inside_a_chunk_is_the_parsers() -> None:
+    payloads = written([chunk(f" w{n}", n) for n in range(1, 9)])
+    whole = b"".join(map(framed, payloads))
+    assert whole_chunks(whole) == [framed(data) for data in payloads]
+    assert whole_chunks(whole[:-1]) is None
+    assert whole_chunks(b"+5\r\n" + whole) is None
+    assert whole_chunks(b"") is None

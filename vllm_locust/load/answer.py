@@ -88,9 +88,6 @@ class HttpAnswer:
     def feed(self, read: Read) -> None:
         """Take one read of plain (decrypted) bytes. Sets ``complete`` at the end of the answer."""
         data, stamp_ns, _, _, _ = read
-        if self.plain and (event_data := only_event(data)) is not None:
-            self._completion.on_data(event_data, stamp_ns)
-            return
         self._stamp_ns = stamp_ns
         try:
             self._parser.feed_data(data)
@@ -105,9 +102,46 @@ class HttpAnswer:
         if self._message_ended and not self.complete:
             self._finish(stamp_ns)
 
-    def take_alike(self, reads: list[Read], at: int) -> int:
-        """Take the reads from ``at`` on for as long as each is one whole HTTP chunk that holds the chunk expected next.
-        Returns the index of the first that is not: most reads of a stream end here, so it is all in one loop.
+    def take_plain(self, reads: list[Read], at: int) -> int:
+        """Take the reads from ``at`` on for as long as each is made of whole HTTP chunks that hold one event each.
+        Returns the index of the first that is not.
+        """
+        if not self.plain:
+            return at
+        at = self._take_single(reads, at)
+        if at == len(reads):
+            return at
+        # This process was late: a read brought several chunks, and the next ones most likely do too.
+        pieces: list[Read] = []
+        for data, stamp_ns, floor_ns, stamped, lag_ns in reads[at:]:
+            chunks = whole_chunks(data) if stamped else None
+            if chunks is None:
+                break
+            pieces += [(chunk, stamp_ns, floor_ns, True, lag_ns) for chunk in chunks]
+            pieces[-1] = (chunks[-1], stamp_ns, stamp_ns, True, lag_ns)
+            at += 1
+        self._take_single(pieces, 0, in_pieces=True)
+        return at
+
+    def _take_single(self, reads: list[Read], at: int, *, in_pieces: bool = False) -> int:
+        """``take_plain`` for reads of one HTTP chunk each. ``in_pieces``: some are pieces of a read, and their floor is
+        the stamp itself where that is their own.
+        """
+        number = len(reads)
+        while (at := self._take_alike(reads, at, in_pieces)) < number:
+            data, stamp_ns, floor_ns, stamped, lag_ns = reads[at]
+            event_data = only_event(data) if stamped else None
+            if event_data is None:
+                break
+            self._completion.on_data(event_data, stamp_ns, stamp_ns - floor_ns if in_pieces else 0)
+            if lag_ns > self.lag_max_ns:
+                self.lag_max_ns = lag_ns
+            at += 1
+        return at
+
+    def _take_alike(self, reads: list[Read], at: int, in_pieces: bool) -> int:
+        """``_take_single`` for as long as each read holds the chunk that is expected next: most reads of a stream end
+        here, so it is all in one loop.
         """
         completion = self._completion
         expected = completion.expected()
@@ -132,7 +166,8 @@ class HttpAnswer:
         if number:
             stamps_ns, lags_ns = zip(*map(_STAMP_AND_LAG, run[:number]), strict=True)
             self.lag_max_ns = max(self.lag_max_ns, *lags_ns)
-            completion.on_alike(texts, stamps_ns)
+            widths_ns = [stamp - floor for _, stamp, floor, _, _ in run[:number]] if in_pieces else [0] * number
+            completion.on_alike(texts, stamps_ns, widths_ns)
         return at + number
 
     @property
@@ -216,6 +251,25 @@ def only_event(data: bytes) -> bytes | None:
     return None if b"\n" in event_data or b"\r" in event_data else event_data
 
 
+def whole_chunks(data: bytes) -> list[bytes] | None:
+    """``data`` taken apart, if it is nothing but whole HTTP chunks that each hold exactly one event, as ``only_event``
+    knows them; else None. Several come when a read was late: the parser's way costs four times as much, and a process
+    that is late would fall further behind.
+    """
+    chunks = []
+    at, end = 0, len(data)
+    while at < end:
+        size = _sizes.get(data[at : data.find(b"\r\n", at, at + 6)])
+        if size is None or at + size > end:
+            return None
+        chunk = data[at : at + size]
+        if only_event(chunk) is None:
+            return None
+        chunks.append(chunk)
+        at += size
+    return chunks or None
+
+
 def _head_of(size: int) -> tuple[int, bytes]:
     """The length of a chunk of ``size`` bytes with its frame, and how it begins."""
     head = b"%x\r\n" % size
@@ -226,6 +280,8 @@ _STAMP_AND_LAG = itemgetter(1, 4)
 _END = b"\n\n\r\n"
 _heads = dict(_head_of(size) for size in range(len(b"data: \n\n"), 8192))
 """By the length of the whole chunk. Larger ones are rare, and take the long way."""
+_sizes = {head[: head.index(b"\r\n")]: size for size, head in _heads.items()}
+"""The length of the whole chunk by its size as its first line says it."""
 
 
 def _reason(error: OSError | None, closed: str) -> str:

@@ -12,9 +12,9 @@ from gevent.event import Event
 from vllm_locust import clock
 from vllm_locust.completion import CompletionReader
 from vllm_locust.config import Target
-from vllm_locust.load.answer import HttpAnswer, only_event
+from vllm_locust.load.answer import HttpAnswer
 from vllm_locust.load.connection import Connection, ConnectionPool
-from vllm_locust.load.receiver import Inbox, Read, Receiver
+from vllm_locust.load.receiver import SMALL_READ_BYTES, Inbox, Read, Receiver
 from vllm_locust.load.transport import WATCH_INTERVAL_S, Call, CutShort, Exchange, connect_failure, exceeded_limit
 from vllm_locust.outcome import Outcome
 
@@ -59,22 +59,11 @@ class _Stream:
     def _feed(self, reads: list[Read]) -> None:
         answer = self.answer
         tls = self.connection.tls
-        on_data = self.exchange.completion.on_data
         at = 0
-        while at < len(reads):
-            if answer.plain and (taken := answer.take_alike(reads, at)) > at:
-                self.last_byte_ns = reads[taken - 1][1]
-                at = taken
-                continue
+        while (at := self._take_plain(reads, at)) < len(reads):
             read = reads[at]
             at += 1
             data, stamp_ns, _, stamped, lag_ns = read
-            if answer.plain and stamped and (event_data := only_event(data)) is not None:
-                self.last_byte_ns = stamp_ns
-                if lag_ns > answer.lag_max_ns:
-                    answer.lag_max_ns = lag_ns
-                on_data(event_data, stamp_ns)
-                continue
             if answer.complete:
                 answer.reusable = False
                 return
@@ -95,11 +84,22 @@ class _Stream:
                 if not data:
                     continue
                 read = (data, *read[1:])
+                if answer.take_plain([read], 0):
+                    continue
             answer.feed(read)
         if answer.complete:
             self.finished.set()
         # Ciphertext does not show where a body ends.
-        self.inbox.patient = tls is None and answer.streaming
+        patient = tls is None and answer.streaming
+        if patient and not self.inbox.patient:
+            self.inbox.read_bytes = SMALL_READ_BYTES
+        self.inbox.patient = patient
+
+    def _take_plain(self, reads: list[Read], at: int) -> int:
+        taken = self.answer.take_plain(reads, at)
+        if taken > at:
+            self.last_byte_ns = reads[taken - 1][1]
+        return taken
 
     def release(self) -> None:
         """The call is over. Without its cycles it is freed at once, and its memory used again: garbage that waits for

@@ -29,6 +29,10 @@ from vllm_locust.load.transport import ReceiveLag
 
 SO_TIMESTAMPNS = 35
 READ_BYTES = 65536
+SMALL_READ_BYTES = 448
+"""Room for one chunk of a stream of tokens, small enough for Python's own allocator: a read that asks for 64 KiB and
+gets 300 bytes leaves a hole behind, and each next one lies in memory that is cold.
+"""
 PATIENT_READS = 32
 PATIENT_BYTES = 4096
 """A patient socket's small reads wait for each other, up to so many, and are parsed in one go: that halves their
@@ -74,6 +78,7 @@ class Inbox:
         "error",
         "patient",
         "queued",
+        "read_bytes",
         "reads",
         "recvmsg",
         "sock",
@@ -92,6 +97,7 @@ class Inbox:
         self.patient = False
         """Nothing hangs on parsing at once: in the middle of a stream of tokens. The end of a body is parsed at once.
         """
+        self.read_bytes = READ_BYTES
         self.drained_ns = 0
         self.undrained_ns = 0
         """The floor of a read that did not empty the socket holds for the next one; 0 where there was none such."""
@@ -198,7 +204,7 @@ class Receiver:
             if inbox is None:
                 continue
             try:
-                data, ancillary, _, _ = inbox.recvmsg(READ_BYTES, 64)
+                data, ancillary, _, _ = inbox.recvmsg(inbox.read_bytes, 64)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -222,11 +228,12 @@ class Receiver:
             held_bytes += len(data)
             reads = inbox.reads
             reads.append(read)
-            if len(data) < READ_BYTES:
+            if len(data) < inbox.read_bytes:
                 inbox.drained_ns = now_ns
                 inbox.undrained_ns = 0
             else:
                 inbox.undrained_ns = floor_ns
+                inbox.read_bytes = READ_BYTES
             if not (
                 inbox.patient
                 and roomy
