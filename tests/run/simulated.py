@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parents[2]
 CHAT = str(ROOT / "locustfiles" / "chat.py")
+OPEN_LOOP = str(ROOT / "locustfiles" / "open_loop.py")
+TRACE_REPLAY = str(ROOT / "locustfiles" / "trace_replay.py")
 FAST = ("--first-token-ms", "5", "--token-interval-ms", "4")
 """A server without a queue, so that a run of a few seconds has hundreds of requests."""
 
@@ -110,10 +112,12 @@ def processes(count: int) -> tuple[str, ...]:
     )
 
 
-def start_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> subprocess.Popen[str]:
+def start_locust(
+    directory: Path, url: str | None, *flags: str, locustfile: str = CHAT, **extra: str
+) -> subprocess.Popen[str]:
     host = [] if url is None else ["--host", url]
     return subprocess.Popen(
-        [sys.executable, "-m", "locust", "-f", CHAT, *host, *flags],
+        [sys.executable, "-m", "locust", "-f", locustfile, *host, *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -134,20 +138,23 @@ def end_of(process: subprocess.Popen[str], directory: Path, timeout_s: float = 9
     return LocustRun(process.returncode, output, directory / "run")
 
 
-def run_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> LocustRun:
+def run_locust(directory: Path, url: str | None, *flags: str, locustfile: str = CHAT, **extra: str) -> LocustRun:
     """A headless run to its end, its results in ``directory/run``."""
     common = ("--headless", "--only-summary", "--run-dir", "run")
-    return end_of(start_locust(directory, url, *common, *flags, **extra), directory)
+    return end_of(start_locust(directory, url, *common, *flags, locustfile=locustfile, **extra), directory)
 
 
-def run_distributed(directory: Path, url: str, workers: int, flags: Sequence[str]) -> LocustRun:
+def run_distributed(
+    directory: Path, url: str, workers: int, flags: Sequence[str], *, locustfile: str = CHAT
+) -> LocustRun:
     """The same with a master and worker processes of their own, as on many hosts."""
     port = free_port()
     common = ("--headless", "--only-summary", "--run-dir", "run")
     master_flags = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(port))
-    master = start_locust(directory, url, *master_flags, "--expect-workers", str(workers), *common, *flags)
+    expected = ("--expect-workers", str(workers))
+    master = start_locust(directory, url, *master_flags, *expected, *common, *flags, locustfile=locustfile)
     worker_flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", str(port))
-    processes = [start_locust(directory, None, *worker_flags) for _ in range(workers)]
+    processes = [start_locust(directory, None, *worker_flags, locustfile=locustfile) for _ in range(workers)]
     try:
         run = end_of(master, directory)
         assert (run.run_dir / "summary.json").exists(), run.output

@@ -281,6 +281,10 @@ class LoadWorker:
             return None
         return judge_request(self._slos, record.outcome is Outcome.OK, record.slo_values_ns())
 
+    def is_busy(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether this user's greenlet waits for the end of a request."""
+        return greenlet in self._calls
+
     def cut(self, greenlet: gevent.Greenlet, cut: CutShort) -> bool:
         """End the call that this greenlet waits for, if it does."""
         if greenlet not in self._calls:
