@@ -236,6 +236,23 @@ def test_nothing_is_due_after_an_early_stop(play: Play) -> None:
     assert 21 <= len(numbers) < 200
 
 
+@pytest.mark.parametrize(("slots", "when_full"), [(100, "queue"), (1, "queue"), (1, "drop"), (40, "drop")])
+def test_what_was_due_before_a_stop_is_accounted_for_though_it_was_not_looked_at_yet(
+    play: Play, slots: int, when_full: str
+) -> None:
+    """More of them are due than the dispatcher hands out in one turn of the event loop."""
+    played = play(pieces=[[1.0, 200, 200]], lead_s=-0.5, drain_at_s=0.5, slots=slots, when_full=when_full)
+    sent, dropped = sorted(by_arrival(played)), [row["number"] for row in played["arrivals"]]
+    assert sorted(sent + dropped) == list(range(len(sent) + len(dropped)))
+    assert len(sent) + len(dropped) >= 101
+    assert outcomes(played) == {"ok": len(sent)}
+    if when_full == "queue":
+        assert dropped == []
+    else:
+        assert sent[:slots] == list(range(slots))
+        assert dropped
+
+
 def test_a_late_beginning_sends_what_is_due_at_once_and_in_order(play: Play) -> None:
     played = play(pieces=[[1.0, 100, 100]], lead_s=-0.5, slots=100)
     assert sorted(by_arrival(played)) == list(range(100))
