@@ -108,8 +108,9 @@ def _in_flight(stage: Json) -> str:
 _LOAD_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
     ("length", lambda s: figures.time(s["length_s"])),
     ("offered requests/s", lambda s: figures.rate(s["offered_rps"])),
+    ("arrivals planned", lambda s: figures.count(s["planned_arrivals"])),
     ("achieved requests/s", lambda s: figures.rate(s["achieved_rps"])),
-    ("variation of gaps (plan)", _gap_variation),
+    ("gap variation (plan)", _gap_variation),
     ("requests attempted", lambda s: figures.count(s["requests"]["attempted"])),
     ("  ok", lambda s: figures.count(s["requests"]["ok"])),
     ("  failed", lambda s: figures.count(s["requests"]["failed"])),

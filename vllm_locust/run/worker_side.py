@@ -241,14 +241,15 @@ def _calm_garbage_collector() -> None:
 
 def last_words(payload: Any) -> dict[str, Any]:
     """A flush message from the network, checked. Raises KeyError, TypeError or ValueError for anything else."""
-    counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "wall_clock_moved_ns")}
-    if min(counts["last_seq"], counts["durable_seq"], counts["requests"]) < 0:
+    counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "unstorable_values")}
+    if min(counts.values()) < 0:
         raise ValueError("a count is negative")
     spool_path = payload["spool_path"]
     return {
         "run_id": str(payload["run_id"]),
         "worker_id": str(payload["worker_id"]),
         **counts,
+        "wall_clock_moved_ns": int(payload["wall_clock_moved_ns"]),
         "spool_path": None if spool_path is None else str(spool_path),
     }
 
@@ -260,6 +261,7 @@ def flush_message(report: FlushReport, run_id: str, wall_clock_moved_ns: int) ->
         "last_seq": report.last_seq,
         "durable_seq": report.durable_seq,
         "requests": report.requests,
+        "unstorable_values": report.unstorable_values,
         "spool_path": report.spool_path,
         "wall_clock_moved_ns": wall_clock_moved_ns,
     }
