@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,25 +21,19 @@ from tests.run.simulated import (
     LocustRun,
     end_of,
     free_port,
+    get,
+    planned_unix_ns,
     run_distributed,
     run_locust,
     simserver,
     start_locust,
     wait_for_text,
+    wait_for_web,
 )
-from vllm_locust.arrival import Schedule
 
 pytestmark = pytest.mark.timeout(120)
 
 SHORT = ("--max-tokens", "5", "--force-length")
-
-
-def planned_unix_ns(run: LocustRun) -> list[int]:
-    """Recomputed from what run.json says of the schedule: when each arrival before the window's end was due."""
-    described = run.json("run.json")
-    plan, window = described["schedule"], described["window"]
-    offsets_ns = Schedule.from_json(plan).offsets_ns(window["end_unix_ns"] - plan["t0_unix_ns"])
-    return [plan["t0_unix_ns"] + int(offset_ns) for offset_ns in offsets_ns]
 
 
 def assert_all_sent_once(run: LocustRun) -> None:
@@ -140,7 +134,8 @@ def test_a_run_without_an_end_is_measured_until_it_is_stopped(tmp_path: Path) ->
     in_window = [row for row in rows if row["phase"] == "window"]
     assert len(in_window) >= 45, run.output
     assert all(window["start_unix_ns"] <= row["scheduled_unix_ns"] < window["end_unix_ns"] for row in in_window)
-    assert sorted(row["arrival"] for row in rows)[: len(planned_unix_ns(run))] == list(range(len(planned_unix_ns(run))))
+    due = len(planned_unix_ns(run))
+    assert sorted(row["arrival"] for row in rows)[:due] == list(range(due))
 
 
 def test_a_stop_cuts_the_stage_and_forgets_those_to_come(tmp_path: Path) -> None:
@@ -161,88 +156,6 @@ def test_a_stop_cuts_the_stage_and_forgets_those_to_come(tmp_path: Path) -> None
     end_s = boundaries(run)[-1] / 1e9
     assert end_s < 20
     assert described["stages"][1]["offered_rps"] == pytest.approx(40 + (end_s - 1) * 40 / 60 / 2, abs=1e-6)
-
-
-class Distributed:
-    """A master, and workers that are started and killed one by one."""
-
-    def __init__(self, directory: Path, url: str, workers: int, *flags: str) -> None:
-        self._directory = directory
-        self._port = str(free_port())
-        bind = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", self._port)
-        common = ("--headless", "--only-summary", "--run-dir", "run", "--expect-workers", str(workers))
-        self.master = start_locust(directory, url, *bind, *common, *flags, locustfile=OPEN_LOOP)
-        self.workers: list[subprocess.Popen[str]] = []
-        for _ in range(workers):
-            self.add_worker()
-
-    def add_worker(self) -> None:
-        flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", self._port)
-        self.workers.append(start_locust(self._directory, None, *flags, locustfile=OPEN_LOOP))
-
-    def end(self) -> LocustRun:
-        try:
-            run = end_of(self.master, self._directory)
-            run.worker_outputs = [end_of(worker, self._directory, 20).output for worker in self.workers]
-        finally:
-            for process in (self.master, *self.workers):
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.communicate()
-        return run
-
-
-def test_what_a_lost_worker_should_have_sent_is_lost_and_no_more(tmp_path: Path) -> None:
-    with simserver(tmp_path, *FAST) as server:
-        load = ("--rate", "40", "-t", "6s", "--arrival", "constant", "--warmup-requests", "0", *SHORT)
-        test = Distributed(tmp_path, server.url, 2, *load, "--drain-timeout", "3s")
-        wait_for_text(server.truth_log, 100)
-        killed_unix_ns = time.time_ns()
-        os.killpg(test.workers[0].pid, signal.SIGKILL)
-        run = test.end()
-    described, rows = run.json("run.json"), run.requests()
-    planned = planned_unix_ns(run)
-    (dead,) = described["workers"]["missing"]
-    (share,) = (one["share"] for one in described["shares"] if one["worker_id"] == dead)
-    sent = {row["arrival"] for row in rows}
-    assert len(sent) == len(rows)
-    assert {number for number in range(240) if number % 2 != share} <= sent, "the other one is not touched"
-    lost = pq.read_table(run.run_dir / "arrivals.parquet").to_pylist()
-    assert {one["status"] for one in lost} == {"lost"}
-    assert {one["number"] for one in lost} == set(range(240)) - sent
-    # It ships its records once a second, so those of its last second are gone with it.
-    assert all(planned[one["number"]] > killed_unix_ns - 2_500_000_000 for one in lost), run.output
-    assert "workers_missing" in [reason["code"] for reason in run.summary["verdict"]["reasons"]]
-
-
-def test_a_replacement_takes_the_share_from_a_stated_arrival_on(tmp_path: Path) -> None:
-    with simserver(tmp_path, *FAST) as server:
-        load = ("--rate", "40", "-t", "20s", "--arrival", "constant", "--warmup-requests", "0", *SHORT)
-        test = Distributed(tmp_path, server.url, 2, *load, "--drain-timeout", "3s", "-u", "40")
-        wait_for_text(server.truth_log, 60)
-        test.add_worker()
-        wait_for_text(server.truth_log, 160)
-        os.killpg(test.workers[0].pid, signal.SIGKILL)
-        run = test.end()
-    described, rows = run.json("run.json"), run.requests()
-    (dead,) = described["workers"]["missing"]
-    first, second, taken = described["shares"]
-    assert "stands by: every share of the schedule has its worker" in run.output
-    assert {first["first_arrival"], second["first_arrival"]} == {0}
-    (share,) = (one["share"] for one in (first, second) if one["worker_id"] == dead)
-    (other,) = (one["worker_id"] for one in (first, second) if one["worker_id"] != dead)
-    assert taken["share"] == share
-    assert taken["first_arrival"] % 2 == share
-    by_worker: dict[str, list[int]] = {}
-    for row in rows:
-        by_worker.setdefault(row["worker_id"], []).append(row["arrival"])
-    assert sorted(by_worker[other]) == list(range(1 - share, 800, 2)), "the other one is not touched"
-    assert sorted(by_worker[taken["worker_id"]]) == list(range(taken["first_arrival"], 800, 2)), run.output
-    assert max(by_worker[dead]) < taken["first_arrival"]
-    replayed = [row for row in rows if row["worker_id"] == taken["worker_id"]]
-    late = sorted(row["schedule_lag_ns"] for row in replayed)
-    assert late[len(late) // 2] < 50_000_000, "it took the share early enough to be on time"
-    assert len({row["prompt_id"] for row in rows}) == len(rows), "and sends the prompts that belong to its arrivals"
 
 
 def test_a_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
@@ -303,3 +216,84 @@ def test_progress_tells_what_is_offered_and_sent(tmp_path: Path) -> None:
     assert all(20 < line["offered_rps"] <= 60 for line in ramps)
     assert any(line["achieved_rps"] for line in lines)
     assert all(line["waiting_arrivals"] == 0 for line in lines)
+
+
+def test_the_start_form_sets_the_rate_and_the_slots(tmp_path: Path) -> None:
+    port = free_port()
+    web = f"http://127.0.0.1:{port}"
+    with simserver(tmp_path, *FAST) as server:
+        flags = ("--web-host", "127.0.0.1", "--web-port", str(port), "--warmup-requests", "5", *SHORT)
+        load = start_locust(tmp_path, server.url, *flags, "--run-dir", "run", locustfile=OPEN_LOOP)
+        try:
+            wait_for_web(web, load)
+            get(f"{web}/swarm", f"user_count=12&spawn_rate=1&rate=30&run_time=2s&host={server.url}".encode())
+            for _ in range(400):
+                if (tmp_path / "run" / "report.html").exists():
+                    break
+                time.sleep(0.1)
+            load.send_signal(signal.SIGTERM)
+            run = end_of(load, tmp_path, 40)
+        finally:
+            if load.poll() is None:
+                os.killpg(load.pid, signal.SIGKILL)
+    assert_all_sent_once(run)
+    assert run.json("run.json")["slots"] == 12, "all of them at once, whatever the spawn rate says"
+    assert boundaries(run)[-1] - boundaries(run)[0] == 2 * 10**9
+    assert len({row["user_id"] for row in run.requests()}) == 12, "the longest idle slot is the next"
+
+
+SEARCHING = """
+from itertools import chain, repeat
+from locust import task
+from vllm_locust import OpenLoopChatUser
+from vllm_locust.load_profile import ProfileStage
+from vllm_locust.run import locust_plugin
+from vllm_locust.run.stage_spans import Stretch
+
+class OpenLoop(OpenLoopChatUser):
+    @task
+    def ask_next(self):
+        self.ask(self.next_prompt())
+
+def hold(rate, length_s):
+    return ProfileStage(name=f"{rate}/s", start_value=rate, end_value=rate, length_ns=round(length_s * 1e9))
+
+def search(view):
+    steps = iter([(hold(30, 0.5), 0), (hold(10, 0.5), None), (hold(60, 1), 1)])
+    def next_stretch():
+        for number in (0, 1):
+            stage = view.snapshots.of_stage(number)
+            if stage is not None:
+                print("STAGE", number, stage.sent, flush=True)
+        step = next(steps, None)
+        return step and Stretch(*step)
+    return next_stretch
+
+locust_plugin.search = search
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["one process", "two workers"])
+def test_a_plan_grows_while_it_runs(tmp_path: Path, workers: int) -> None:
+    """What comes next is decided near the plan's end: more of a stage, a pause, another stage."""
+    locustfile = tmp_path / "searching.py"
+    locustfile.write_text(SEARCHING)
+    flags = ("--rate-stages", "30:4s", "--warmup-requests", "10", "-u", "60", "--seed", "3", *SHORT)
+    with simserver(tmp_path, *FAST) as server:
+        run = (
+            run_distributed(tmp_path, server.url, workers, flags, locustfile=str(locustfile))
+            if workers
+            else run_locust(tmp_path, server.url, *flags, locustfile=str(locustfile))
+        )
+    assert_all_sent_once(run)
+    described = run.json("run.json")
+    stages = [(one["stage"], one["offered_rps"]) for one in described["stages"]]
+    lengths_s = [(one["end_unix_ns"] - one["start_unix_ns"]) / 1e9 for one in described["stages"]]
+    assert (stages, lengths_s) == ([(0, 30), (1, 60)], [4.5, 1.0]), run.output
+    assert described["stages"][1]["start_unix_ns"] - described["stages"][0]["end_unix_ns"] == 500_000_000
+    rows = run.requests()
+    assert Counter(row["stage"] for row in rows if row["phase"] == "window").keys() == {None, 0, 1}
+    told = [line.split()[1:] for line in run.output.splitlines() if line.startswith("STAGE ")]
+    number, sent = told[0]
+    assert number == "0"
+    assert 10 < int(sent) < 100, "when it is asked after two seconds of the stage, the workers have told of it so far"

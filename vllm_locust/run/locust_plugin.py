@@ -26,7 +26,7 @@ from vllm_locust.load.users import POST
 from vllm_locust.load_options import read_load_options
 from vllm_locust.load_profile import Quantity
 from vllm_locust.run.controller import RunController
-from vllm_locust.run.course import ClosedCourse, Course, RunView
+from vllm_locust.run.course import ClosedCourse, Course, NextStretch, RunView
 from vllm_locust.run.flags import WEB_OPTIONS, add_flags
 from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
 from vllm_locust.run.open_course import OpenCourse
@@ -42,6 +42,9 @@ from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.workload.load import load_workload
 
 logger = logging.getLogger(__name__)
+
+search: Callable[[RunView], NextStretch] | None = None
+"""Set before a run by whoever decides on its next stages while it goes on."""
 
 _PR_SET_PDEATHSIG = 1
 _WORKERS_ARE_FORKED = Event()
@@ -252,13 +255,14 @@ class _MasterProcess:
 
     def _course(self, view: RunView) -> Course:
         config = view.config
+        next_stretch = None if search is None else search(view)
         if config.open_loop:
-            return OpenCourse(view, plan_load(config, view.workload))
+            return OpenCourse(view, plan_load(config, view.workload), next_stretch)
         if config.profile is None:
             return ClosedCourse(view)
         form = vars(self._environment.parsed_options)
         spawn_rate = self._options["spawn_rate"] if self._headless else form["spawn_rate"]
-        return UserStagesCourse(view, config.profile, spawn_rate=spawn_rate)
+        return UserStagesCourse(view, config.profile, spawn_rate=spawn_rate, next_stretch=next_stretch)
 
     def _on_worker_connect(self, client_id: str, **_: Any) -> None:
         if self._controller is not None:

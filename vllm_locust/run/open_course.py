@@ -120,7 +120,10 @@ class OpenCourse(Course):
             return False
         worker_id = standby[0]
         first_arrival = self._first_arrival(share)
-        self._shares.take(share, worker_id, first_arrival)
+        before = self._shares.take(share, worker_id, first_arrival)
+        if before is not None:
+            # Should it only be silent: it finds this before it can send much that another sends too.
+            self._view.workers.tell([before], DRAIN)
         self._view.publish({SHARES: json.dumps(self._shares.to_json())})
         logger.warning(
             "Worker %s takes share %d of %d from arrival %d on", worker_id, share, len(self._shares), first_arrival
@@ -145,8 +148,7 @@ class OpenCourse(Course):
         workers = self._view.workers
         for worker_id in workers.left:
             self._shares.leave(worker_id)
-        back = self._shares.replaced.intersection(self._view.messenger.worker_ids())
-        for worker_id in back - self._told_to_stop - set(workers.left):
+        for worker_id in self._shares.replaced.intersection(self._view.messenger.worker_ids()) - self._told_to_stop:
             logger.warning("Worker %s is back, but another has its share: it is told to stop", worker_id)
             workers.tell([worker_id], DRAIN)
             self._told_to_stop.add(worker_id)

@@ -52,7 +52,8 @@ class Shares:
         """The first share that has no owner, or one that is gone."""
         return next((share for share, owner in enumerate(self._owners) if owner is None or owner in gone), None)
 
-    def take(self, share: int, worker_id: str, first_arrival: int) -> None:
+    def take(self, share: int, worker_id: str, first_arrival: int) -> str | None:
+        """Returns the owner that the share had until now, if it had one."""
         before = self._owners[share]
         if before is not None:
             self._replaced.add(before)
@@ -60,6 +61,7 @@ class Shares:
             self._standby.remove(worker_id)
         self._owners[share] = worker_id
         self._history.append((share, worker_id, first_arrival))
+        return before
 
     def slots(self, users: int) -> Callable[[str], range]:
         """Which of so many users each worker runs: every owner its part, and nobody else any."""

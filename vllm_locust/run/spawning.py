@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import gevent
 from locust.dispatch import UsersDispatcher
+
+_STEPS_PER_S = 10
 
 
 @dataclass(slots=True)
@@ -18,7 +22,7 @@ class SpawnOrder:
 
     users: int | None = None
     rate: float | None = None
-    """Users per second; infinite for all at once."""
+    """Users per second, evenly; infinite for all at once."""
     slots: Callable[[int], Callable[[str], range]] | None = None
     """Given the number of users, which of them each worker runs: ``Shares.slots``."""
 
@@ -40,8 +44,17 @@ class OrderedDispatcher(UsersDispatcher):
         users = target_user_count if order.users is None else order.users
         rate = spawn_rate if order.rate is None else min(order.rate, max(1, users, self.get_current_user_count()))
         super().new_dispatch(users, rate, user_classes)
+        if order.rate is not None and math.isfinite(order.rate):
+            self._dispatcher_generator = self._evenly(rate)
         if order.slots is not None:
             self._dispatcher_generator = self._by_share(order.slots(users), users)
+
+    def _evenly(self, rate: float) -> Generator[dict[str, dict[str, int]]]:
+        """Not in bursts once a second: the steps lie evenly around the straight line that was asked for."""
+        self._user_count_per_dispatch_iteration = max(1, round(rate / _STEPS_PER_S))
+        self._wait_between_dispatch = self._user_count_per_dispatch_iteration / rate
+        gevent.sleep(self._wait_between_dispatch / 2)
+        yield from self._dispatcher()
 
     def _by_share(self, slots_of: Callable[[str], range], users: int) -> Generator[dict[str, dict[str, int]]]:
         """The users of each worker. Nothing moves from one to another when a worker comes or goes."""
