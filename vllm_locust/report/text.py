@@ -94,10 +94,9 @@ _YES_OR_NO: Final = {True: "yes", False: "no", None: figures.UNKNOWN}
 
 
 def _gap_variation(stage: Json) -> str:
-    delivery = stage["delivery"]
-    if delivery is None:
-        return figures.UNKNOWN
-    return f"{figures.plain(delivery['sent_gap_cv'])} ({figures.plain(delivery['planned_gap_cv'])})"
+    delivery = stage["delivery"] or {}
+    sent, planned = delivery.get("sent_gap_cv"), delivery.get("planned_gap_cv")
+    return figures.UNKNOWN if sent is None or planned is None else f"{sent:.2f} ({planned:.2f})"
 
 
 def _in_flight(stage: Json) -> str:
@@ -182,7 +181,9 @@ def _slos(slo: Json) -> list[str]:
     lines = [f"  good request: {printable(text)}" for text in slo["per_request"]]
     for entry in slo["stages"]:
         word = {True: "met", False: "MISSED", None: "not measured"}[entry["met"]]
-        lines.append(f"  stage {entry['stage']}: {printable(entry['slo'])} {word} ({_slo_value(entry)})")
+        lines.append(
+            f"  stage {printable(entry['stage_name'])}: {printable(entry['slo'])} {word} ({_slo_value(entry)})"
+        )
     return ["SLO", *_wrapped(lines)] if lines else []
 
 
