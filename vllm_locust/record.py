@@ -157,3 +157,5 @@ class FlushReport:
     requests: int
     spool_path: str | None
     """Where the batches that are not durable lie; None when there are none."""
+    unstorable_values: int = 0
+    """Values from a server that no column could hold, and that were changed or are null."""

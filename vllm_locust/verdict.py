@@ -97,6 +97,16 @@ def _spool_left(evidence: Evidence, _: Thresholds) -> Reason | None:
     return Reason("spool_left", Status.INVALID, sentence, evidence.spooled_batches, fails_run=True)
 
 
+def _values_unstorable(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if not evidence.unstorable_values:
+        return None
+    sentence = (
+        f"{evidence.unstorable_values} values that the server sent fit no column of requests.parquet (a count beyond "
+        "64 bits, a text that is no Unicode): they are null or changed there, and in no number of the report."
+    )
+    return Reason("values_unstorable", Status.DEGRADED, sentence, evidence.unstorable_values)
+
+
 def _workers_missing(evidence: Evidence, _: Thresholds) -> Reason | None:
     missing = evidence.workers_missing
     if not missing:
@@ -258,6 +268,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _too_many_failures,
     _records_lost,
     _spool_left,
+    _values_unstorable,
     _workers_missing,
     _coalesced,
     _user_stamps,

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from vllm_locust.arrival import Schedule
+
 ROOT = Path(__file__).parents[2]
 CHAT = str(ROOT / "locustfiles" / "chat.py")
+OPEN_LOOP = str(ROOT / "locustfiles" / "open_loop.py")
+TRACE_REPLAY = str(ROOT / "locustfiles" / "trace_replay.py")
 FAST = ("--first-token-ms", "5", "--token-interval-ms", "4")
 """A server without a queue, so that a run of a few seconds has hundreds of requests."""
 
@@ -70,7 +75,11 @@ class LocustRun:
     exit_code: int
     output: str
     run_dir: Path
-    worker_outputs: list[str] = field(default_factory=list)
+    workers: list[LocustRun] = field(default_factory=list)
+
+    @property
+    def worker_outputs(self) -> list[str]:
+        return [worker.output for worker in self.workers]
 
     def json(self, name: str) -> Any:
         text = (self.run_dir / name).read_text(encoding="utf-8")
@@ -110,10 +119,12 @@ def processes(count: int) -> tuple[str, ...]:
     )
 
 
-def start_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> subprocess.Popen[str]:
+def start_locust(
+    directory: Path, url: str | None, *flags: str, locustfile: str = CHAT, **extra: str
+) -> subprocess.Popen[str]:
     host = [] if url is None else ["--host", url]
     return subprocess.Popen(
-        [sys.executable, "-m", "locust", "-f", CHAT, *host, *flags],
+        [sys.executable, "-m", "locust", "-f", locustfile, *host, *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -134,32 +145,59 @@ def end_of(process: subprocess.Popen[str], directory: Path, timeout_s: float = 9
     return LocustRun(process.returncode, output, directory / "run")
 
 
-def run_locust(directory: Path, url: str | None, *flags: str, **extra: str) -> LocustRun:
+def run_locust(directory: Path, url: str | None, *flags: str, locustfile: str = CHAT, **extra: str) -> LocustRun:
     """A headless run to its end, its results in ``directory/run``."""
     common = ("--headless", "--only-summary", "--run-dir", "run")
-    return end_of(start_locust(directory, url, *common, *flags, **extra), directory)
+    return end_of(start_locust(directory, url, *common, *flags, locustfile=locustfile, **extra), directory)
 
 
-def run_distributed(directory: Path, url: str, workers: int, flags: Sequence[str]) -> LocustRun:
-    """The same with a master and worker processes of their own, as on many hosts."""
-    port = free_port()
-    common = ("--headless", "--only-summary", "--run-dir", "run")
-    master_flags = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(port))
-    master = start_locust(directory, url, *master_flags, "--expect-workers", str(workers), *common, *flags)
-    worker_flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", str(port))
-    processes = [start_locust(directory, None, *worker_flags) for _ in range(workers)]
-    try:
-        run = end_of(master, directory)
-        assert (run.run_dir / "summary.json").exists(), run.output
-        ended = [end_of(process, directory, timeout_s=20) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-    run.worker_outputs = [one.output for one in ended]
-    assert [one.exit_code for one in ended] == [0] * workers, run.worker_outputs
+class Distributed:
+    """A master, and workers that are started and killed one by one."""
+
+    def __init__(self, directory: Path, url: str, workers: int, *flags: str, locustfile: str = OPEN_LOOP) -> None:
+        self._locustfile = locustfile
+        self._directory = directory
+        self._port = str(free_port())
+        bind = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", self._port)
+        common = ("--headless", "--only-summary", "--run-dir", "run", "--expect-workers", str(workers))
+        self.master = start_locust(directory, url, *bind, *common, *flags, locustfile=self._locustfile)
+        self.workers: list[subprocess.Popen[str]] = []
+        for _ in range(workers):
+            self.add_worker()
+
+    def add_worker(self) -> None:
+        flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", self._port)
+        self.workers.append(start_locust(self._directory, None, *flags, locustfile=self._locustfile))
+
+    def end(self) -> LocustRun:
+        """The run, when the master and every worker have ended."""
+        try:
+            run = end_of(self.master, self._directory)
+            run.workers = [end_of(worker, self._directory, 20) for worker in self.workers]
+        finally:
+            for process in (self.master, *self.workers):
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.communicate()
+        return run
+
+
+def run_distributed(
+    directory: Path, url: str, workers: int, flags: Sequence[str], *, locustfile: str = CHAT
+) -> LocustRun:
+    """A headless run with a master and worker processes of their own, as on many hosts."""
+    run = Distributed(directory, url, workers, *flags, locustfile=locustfile).end()
+    assert (run.run_dir / "summary.json").exists(), run.output
+    assert [one.exit_code for one in run.workers] == [0] * workers, run.worker_outputs
     return run
+
+
+def planned_unix_ns(run: LocustRun) -> list[int]:
+    """Recomputed from what run.json says of the schedule: when each arrival before the window's end was due."""
+    described = run.json("run.json")
+    plan, window = described["schedule"], described["window"]
+    offsets_ns = Schedule.from_json(plan).offsets_ns(window["end_unix_ns"] - plan["t0_unix_ns"])
+    return [plan["t0_unix_ns"] + int(offset_ns) for offset_ns in offsets_ns]
 
 
 def free_port() -> int:
@@ -176,6 +214,18 @@ def wait_for_text(path: Path, minimum_lines: int, timeout_s: float = 30) -> None
             return
         time.sleep(0.05)
     raise AssertionError(f"{path} did not get {minimum_lines} lines within {timeout_s} s")
+
+
+def wait_for_web(web: str, load: subprocess.Popen[str]) -> None:
+    for _ in range(200):
+        assert load.poll() is None
+        try:
+            get(web)
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError("the web UI did not come up")
 
 
 def get(url: str, data: bytes | None = None, timeout_s: float = 60) -> bytes:

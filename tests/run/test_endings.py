@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from tests.run.simulated import (
     simserver,
     start_locust,
     wait_for_text,
+    wait_for_web,
 )
 
 pytestmark = pytest.mark.timeout(120)
@@ -97,18 +97,6 @@ def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -
     assert first.endswith("window of no set length, until it is stopped; results in runs/web")
     assert second.endswith("results in runs/web-2")
     assert ended.exit_code in (0, 4), ended.output
-
-
-def wait_for_web(web: str, load: subprocess.Popen[str]) -> None:
-    for _ in range(200):
-        assert load.poll() is None
-        try:
-            get(web)
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError("the web UI did not come up")
 
 
 def wait_for_workers(web: str) -> None:

@@ -16,13 +16,16 @@ import pytest
 
 from tests.run.simulated import (
     FAST,
+    Distributed,
     LocustRun,
     end_of,
     environment,
     free_port,
+    planned_unix_ns,
     run_locust,
     simserver,
     start_locust,
+    wait_for_text,
 )
 from tests.store.servers import Server, request
 from vllm_locust.store.columns import RequestColumns
@@ -142,6 +145,42 @@ def assert_told(run: LocustRun) -> None:
     assert phases["warmup"] >= 8
     assert summary["stages"][0]["requests"]["ok"] == phases["window"] > 20
     assert phases["drain"] == 0
+
+
+def test_an_open_loop_whose_master_was_killed_keeps_its_plan(tmp_path: Path) -> None:
+    """Window, stages, schedule and shares were published before the load began."""
+    redis = Server()
+    with simserver(tmp_path, *FAST) as server:
+        load = ("--rate-stages", "30:1s,30-90:60s", "--warmup-requests", "5", "--max-tokens", "5", "--force-length")
+        test = Distributed(tmp_path, server.url, 2, "--redis-url", redis.url, "-u", "40", *load)
+        try:
+            wait_for_text(server.truth_log, 80)
+            os.killpg(test.master.pid, signal.SIGKILL)
+            for worker in test.workers:
+                worker.send_signal(signal.SIGTERM)
+            ended = test.end()
+            merged = merge(tmp_path, "run")
+            assert merged.stdout, merged.stderr
+        finally:
+            redis.close()
+        server.stop()
+        sent = [row["request_id"] for row in server.truth()]
+    assert [worker.exit_code for worker in ended.workers] == [0, 0], ended.worker_outputs
+    run = LocustRun(merged.returncode, merged.stdout + merged.stderr, tmp_path / "run")
+    described, rows = run.json("run.json"), run.requests()
+    assert sorted(row["request_id"] for row in rows) == sorted(sent), run.output
+    plan, window = described["schedule"], described["window"]
+    assert window["start_unix_ns"] == plan["t0_unix_ns"] + plan["warmup_ns"]
+    hold, ramp = described["stages"]
+    assert (hold["start_unix_ns"], hold["offered_rps"]) == (window["start_unix_ns"], 30)
+    assert hold["end_unix_ns"] == ramp["start_unix_ns"] == window["start_unix_ns"] + 10**9
+    assert ramp["end_unix_ns"] == window["end_unix_ns"]
+    assert 30 < ramp["offered_rps"] < 40
+    planned = planned_unix_ns(run)
+    assert all(row["scheduled_unix_ns"] == planned[row["arrival"]] for row in rows if row["arrival"] < len(planned))
+    assert [share["share"] for share in described["shares"]] == [0, 1]
+    assert described["slots"] == 40
+    assert described["stopped_early"] == "the master ended before the run did"
 
 
 def spool_of(directory: Path, run_id: str, numbers: range) -> list[str]:

@@ -293,7 +293,7 @@ def test_a_value_that_no_batch_can_hold_costs_its_batch_and_no_other(
     flushed = flush(shipper)
     assert_durable(flushed)
     report = run.finish()
-    assert (report.rows, report.lost_rows, shipper.lost_rows, shipper.unstorable_values) == (8, 1, 1, 1)
+    assert (report.rows, report.lost_rows, shipper.lost_rows, flushed.unstorable_values) == (8, 1, 1, 1)
     assert report.rows + report.lost_rows == flushed.requests
     assert "1 rows of records cannot be stored and are lost" in caplog.text
     run.sent.append(odd.request_id)

@@ -19,7 +19,6 @@ from vllm_locust.load.transport import (
     Call,
     CutShort,
     Exchange,
-    ReceiveLag,
     connect_failure,
     exceeded_limit,
 )
@@ -34,12 +33,11 @@ _Item = TypeVar("_Item")
 class Attempt:
     """A call under way. The transport reports what it does; ``overdue`` and ``finish`` judge it."""
 
-    def __init__(self, call: Call, receive_lag: ReceiveLag) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
         self.exchange = Exchange(CompletionReader(streamed=call.streamed))
         self.completion = self.exchange.completion
         self.greenlet = gevent.getcurrent()
-        self._receive_lag = receive_lag
         self._started_ns = clock.monotonic_ns()
         self._connecting_ns: int | None = None
         self._last_byte_ns: int | None = None
@@ -72,7 +70,6 @@ class Attempt:
     def read(self) -> int:
         """A read returned bytes. Returns its stamp."""
         self._reads += 1
-        self._receive_lag.unstamped_reads += 1
         self._last_byte_ns = clock.monotonic_ns()
         return self._last_byte_ns
 

@@ -74,6 +74,10 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Nothing further is due from now on. What waits for a slot still does, idle users are sent home."""
+        now_ns = clock.monotonic_ns()
+        while self._next is not None and self._next.scheduled_monotonic_ns <= now_ns:
+            due, self._next = self._next, self._following()
+            self._line_up(due)
         self._stopped = True
         self._next = None
         self._timer.arm(None)
@@ -162,14 +166,15 @@ class Dispatcher:
                 if due is None or due.scheduled_monotonic_ns > clock.monotonic_ns():
                     break
                 self._next = self._following()
-                self._dispatch(due)
+                if self._idle:
+                    self._hand_over(due)
+                else:
+                    self._line_up(due)
         finally:
             self._arm()
 
-    def _dispatch(self, due: DueArrival) -> None:
-        if self._idle:
-            self._hand_over(due)
-        elif self._drops:
+    def _line_up(self, due: DueArrival) -> None:
+        if self._drops and len(self._queue) >= len(self._idle):
             self._put_dropped(due)
         else:
             self._queue.append(due)

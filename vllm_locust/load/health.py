@@ -78,7 +78,7 @@ class HealthSampler:
             now_ns = clock.monotonic_ns()
             deadline_ns = max(deadline_ns, now_ns - TICK_NS)
             new_cpu_ns, new_gc_ns, new_delay_ns = clock.process_cpu_ns(), self._gc.total_ns, run_delay_ns()
-            lags_ns = self._receive_lag.take().lags_ns
+            lags_ns = self._receive_lag.take()
             self._emit(
                 HealthSample(
                     time_unix_ns=self._axis.unix_ns(),

@@ -119,7 +119,7 @@ class OpenAITransport:
         self._clients: dict[Target, openai.OpenAI] = {}
 
     def perform(self, call: Call) -> Exchange:
-        attempt = Attempt(call, self.receive_lag)
+        attempt = Attempt(call)
         running = _Running(attempt)
         token = _RUNNING.set(running)
         try:

@@ -223,7 +223,6 @@ class Receiver:
                 lags_ns.append(lag_ns)
                 read = (data, now_ns - lag_ns, floor_ns, True, lag_ns)
             else:
-                self.receive_lag.unstamped_reads += bool(data)
                 read = (data, now_ns, floor_ns, False, 0)
             held_bytes += len(data)
             reads = inbox.reads

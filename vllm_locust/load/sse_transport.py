@@ -74,7 +74,7 @@ class SseTransport:
         self._idle: dict[Target, list[tuple[int, _Connection]]] = {}
 
     def perform(self, call: Call) -> Exchange:
-        attempt = Attempt(call, self.receive_lag)
+        attempt = Attempt(call)
         reusable = False
         connection: _Connection | None = None
         try:

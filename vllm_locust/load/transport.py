@@ -95,14 +95,12 @@ class CutShort(gevent.GreenletExit):  # type: ignore[misc]  # gevent has no type
 
 @dataclass(slots=True)
 class ReceiveLag:
-    """Receive lags (user-space read − kernel stamp) since the last look, and reads that had no usable kernel stamp."""
+    """Receive lags (user-space read − kernel stamp) since the last look; none of reads without a kernel stamp."""
 
     lags_ns: list[int] = field(default_factory=list)
-    unstamped_reads: int = 0
 
-    def take(self) -> ReceiveLag:
-        taken = ReceiveLag(self.lags_ns, self.unstamped_reads)
-        self.lags_ns, self.unstamped_reads = [], 0
+    def take(self) -> list[int]:
+        taken, self.lags_ns = self.lags_ns, []
         return taken
 
 

@@ -14,7 +14,6 @@ from locust.exception import StopUser
 from locust.user.task import LOCUST_STATE_STOPPING
 
 from vllm_locust.load.dispatcher import DueArrival
-from vllm_locust.load.transport import CutShort
 from vllm_locust.load.worker import LoadWorker
 from vllm_locust.outcome import Outcome
 from vllm_locust.workload.prompt import Prompt, Session
@@ -124,9 +123,10 @@ class ChatUser(User):
         return session
 
     def stop(self, force: bool = False) -> bool:
-        """Locust's way to stop a user. One whose request is running has it cut short and recorded, then ends."""
-        cut = CutShort(Outcome.ABANDONED, "its user was stopped")
-        if force and self._load.cut(self.greenlet, cut):
+        """Locust's way to stop a user, whether for a stage with fewer of them or at the end. One whose request is
+        running ends it first: at the end of a run the drain sees to it that there is none.
+        """
+        if force and self._load.is_busy(self.greenlet):
             self._state = LOCUST_STATE_STOPPING
             return False
         return bool(super().stop(force))
@@ -180,7 +180,7 @@ class ChatUser(User):
 
     def _begin_request(self) -> DueArrival | None:
         """The arrival for which a request is sent, where it is sent for one. Ends the user where none may be sent."""
-        if self._load.draining.is_set():
+        if self._load.draining.is_set() or self._state == LOCUST_STATE_STOPPING:
             raise StopUser
         return None
 

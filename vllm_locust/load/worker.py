@@ -26,6 +26,7 @@ from vllm_locust.load.kernel import KernelTransport
 from vllm_locust.load.openai_transport import OpenAITransport
 from vllm_locust.load.patience import Patience
 from vllm_locust.load.proxy import proxy_for
+from vllm_locust.load.request_record import Origin
 from vllm_locust.load.retry import Retries
 from vllm_locust.load.sse_transport import SseTransport
 from vllm_locust.load.transport import Call, CutShort, Exchange, Transport, tls_context
@@ -33,7 +34,6 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
 from vllm_locust.record import ArrivalRecord, FlushReport, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
-from vllm_locust.timing import e2e_ns, ttft_ns
 from vllm_locust.workload.prompt import Prompt, Session
 from vllm_locust.workload.tokens import answer_counter
 from vllm_locust.workload.workload import Workload
@@ -88,7 +88,6 @@ class LoadWorker:
         self.draining = Event()
         self._sink = sink
         self.axis = axis
-        self._host = socket.gethostname()
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._users = itertools.count()
@@ -104,6 +103,7 @@ class LoadWorker:
             # Raises where this machine's proxy variables cannot be used.
             proxy_for(config.proxy, target)
         self.transport: Transport = _TRANSPORTS[config.transport](tls_context(config.tls), config.proxy)
+        self._origin = Origin(assignment.worker_id, socket.gethostname(), self.transport.name, axis)
         self._patience = Patience(config.patience_ns, seed=config.seed, worker_id=assignment.worker_id)
         self._retries = Retries(
             self._attempt,
@@ -210,15 +210,11 @@ class LoadWorker:
         killed = self._count_output(exchange.completion) or exchange.killed
         if config.force_length and exchange.outcome is Outcome.OK:
             exchange.outcome = exchange.completion.outcome(limit)
-        record = self._record(call, exchange, request_id)
+        record = self._origin.record(request_id, call.target, call.streamed, exchange, due)
         record.user_id, record.task, record.max_tokens = user_id, task, limit
         record.conversation_id, record.turn = conversation_id, turn
         if prompt is not None:
             record.prompt_id, record.prompt_tokens_planned = prompt.prompt_id, prompt.prompt_tokens
-        if due is not None:
-            record.arrival, record.scheduled_unix_ns = due.number, due.scheduled_unix_ns
-            if record.attempts:
-                record.schedule_lag_ns = record.sent_unix_ns - self.axis.offset_ns - due.scheduled_monotonic_ns
         self._put(record, stage)
         self.transport.read_arrived()
         if killed is not None:
@@ -244,24 +240,12 @@ class LoadWorker:
             self._put_never_sent(due, outcome, error, user_id)
 
     def _put_never_sent(self, due: DueArrival, outcome: Outcome, error: str, user_id: int | None) -> None:
+        streamed = self.config.stream
+        exchange = Exchange(CompletionReader(streamed=streamed), started_ns=clock.monotonic_ns(), attempts=0)
+        exchange.fail(outcome, error)
         self.aggregate.request_sent()
-        record = RequestRecord(
-            request_id=self._next_request_id(),
-            worker_id=self.assignment.worker_id,
-            host=self._host,
-            user_id=user_id,
-            target=next(self._targets).url,
-            task="",
-            transport=self.transport.name,
-            streamed=self.config.stream,
-            sent_unix_ns=self.axis.unix_ns(),
-            outcome=outcome,
-            arrival=due.number,
-            scheduled_unix_ns=due.scheduled_unix_ns,
-            ended_ns=0,
-            error=error,
-            attempts=0,
-        )
+        record = self._origin.record(self._next_request_id(), next(self._targets), streamed, exchange, due)
+        record.user_id = user_id
         self._put(record, None)
 
     def _put_dropped(self, due: DueArrival) -> None:
@@ -280,6 +264,10 @@ class LoadWorker:
         if not self._slos:
             return None
         return judge_request(self._slos, record.outcome is Outcome.OK, record.slo_values_ns())
+
+    def is_busy(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether this user's greenlet waits for the end of a request."""
+        return greenlet in self._calls
 
     def cut(self, greenlet: gevent.Greenlet, cut: CutShort) -> bool:
         """End the call that this greenlet waits for, if it does."""
@@ -327,51 +315,6 @@ class LoadWorker:
         except gevent.GreenletExit as killed:
             return killed
         return None
-
-    def _record(self, call: Call, exchange: Exchange, request_id: str) -> RequestRecord:
-        completion = exchange.completion
-        # What was never sent belongs to the time at which it would have been.
-        sent_ns = exchange.started_ns if exchange.sent_ns is None else exchange.sent_ns
-        chunk_ns = [at - sent_ns for at in completion.chunk_ns]
-        coalesced = sum(1 for width in completion.chunk_width_ns if width)
-        streamed = call.streamed and not completion.has_body
-        answer_ns, done_ns = completion.first_answer_ns, completion.done_ns
-        return RequestRecord(
-            request_id=request_id,
-            response_id=completion.response_id,
-            worker_id=self.assignment.worker_id,
-            host=self._host,
-            user_id=0,
-            target=call.target.url,
-            task="",
-            transport=self.transport.name,
-            streamed=streamed,
-            sent_unix_ns=sent_ns + self.axis.offset_ns,
-            outcome=exchange.outcome,
-            connect_ns=exchange.connect_ns,
-            headers_ns=None if exchange.headers_ns is None else exchange.headers_ns - sent_ns,
-            ttft_ns=ttft_ns(sent_ns, completion.chunk_ns),
-            ttft_answer_ns=None if answer_ns is None else answer_ns - sent_ns,
-            e2e_ns=e2e_ns(sent_ns, completion.chunk_ns, done_ns) if exchange.outcome is Outcome.OK else None,
-            done_ns=None if done_ns is None else done_ns - sent_ns,
-            ended_ns=clock.monotonic_ns() - sent_ns,
-            receive_lag_max_ns=exchange.receive_lag_max_ns,
-            chunk_ns=chunk_ns,
-            chunk_tokens=completion.known_chunk_tokens,
-            chunk_width_ns=completion.chunk_width_ns if coalesced else None,
-            prompt_tokens=completion.prompt_tokens,
-            cached_prompt_tokens=completion.cached_tokens,
-            output_tokens=completion.output_tokens,
-            reasoning_tokens=completion.reasoning_tokens,
-            token_source=completion.token_source,
-            stamp_source=exchange.stamp_source,
-            coalesced=coalesced,
-            finish_reason=completion.finish_reason,
-            http_status=exchange.http_status,
-            error=exchange.error,
-            attempts=exchange.attempts,
-            retry_wait_ns=exchange.retry_wait_ns,
-        )
 
     def drain(self) -> FlushReport:
         """Start no further request, let the running ones end within the drain time, cut the rest, ship everything.

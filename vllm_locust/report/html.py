@@ -13,9 +13,12 @@ import jinja2
 
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS
 from vllm_locust.report import figures
+from vllm_locust.report.stage_table import remarks, ttft_block
 from vllm_locust.report.text import COLUMNS, printable, verdict_line
 
 _TEMPLATE: Final = "report.html.j2"
+_FIRST: Final = {name: place for place, name in enumerate(("ttft", "ttft_from_schedule", "schedule_lag"))}
+"""Side by side: a queue before the server shows in the second and the third, and not in the first."""
 _CARD_COLUMNS: Final = ("mean_s", "p50_s", "p90_s", "p99_s")
 
 
@@ -44,7 +47,10 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         verdict_line=verdict_line(summary),
         columns=COLUMNS,
         card_columns=_CARD_COLUMNS,
-        distributions=DISTRIBUTIONS,
+        distributions=sorted(DISTRIBUTIONS, key=lambda metric: _FIRST.get(metric.name, len(_FIRST))),
+        remarks=list(remarks(summary)),
+        yes_or_no={True: "yes", False: "no", None: figures.UNKNOWN},
+        ttft_block=ttft_block,
         catalogue=list(CATALOGUE.values()),
     )
 

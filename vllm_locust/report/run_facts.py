@@ -12,7 +12,8 @@ the common clock, or null when it never began. - ``stages``: in order, each ``{"
 ``process`` and ``burstiness``. - ``arrivals``: of an open loop, what the merge found when it held the schedule against
 the records: ``{"planned", "dropped", "lost", "doubled", "misplaced"}``; ``lost`` is null where it could not look. -
 ``stopped_early``: why, or null. -
-``workers``: ``{"expected", "missing": [id, …]}``. - ``records``: ``{"lost", "batches_lost", "spooled_batches"}``. -
+``workers``: ``{"expected", "missing": [id, …], "flushed":
+{id: {"unstorable_values"}}}``. - ``records``: ``{"lost", "batches_lost", "spooled_batches"}``. -
 ``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``slots``: how many requests could be in flight at most, over
 all workers; null in a closed loop.
 """
@@ -67,6 +68,7 @@ class RunFacts:
     records_lost: int
     batches_lost: int
     spooled_batches: int
+    unstorable_values: int
     clock_step_max_ns: int | None
     clock_uncertainty_max_ns: int | None
     slots: int | None
@@ -91,6 +93,9 @@ class RunFacts:
             workers_missing=tuple(workers.get("missing") or ()),
             records_lost=records.get("lost") or 0,
             batches_lost=records.get("batches_lost") or 0,
+            unstorable_values=sum(
+                words.get("unstorable_values") or 0 for words in (workers.get("flushed") or {}).values()
+            ),
             spooled_batches=records.get("spooled_batches") or 0,
             clock_step_max_ns=clock.get("step_max_ns"),
             clock_uncertainty_max_ns=clock.get("uncertainty_max_ns"),

@@ -1,7 +1,7 @@
 """The numbers of a run, from its run directory: ``summary.json``, schema 1.
 
 Reads ``requests.parquet`` twice in pieces: once for the numbers, once for the confidence of pooled percentiles. Kept
-in memory are about 500 bytes for each request of the window and 8 for each chunk.
+in memory are about 500 bytes for each request of the window, 60 for each of any phase, and 8 for each chunk.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def _judgement_json(stage: Mapping[str, Any], judgement: StageJudgement) -> dict
     return {
         "slo": slo.text,
         "stage": stage["stage"],
+        "stage_name": stage["name"],
         "met": judgement.met,
         "value": judgement.value,
         "limit": slo.limit / 1e9 if slo.is_duration else slo.limit,

@@ -8,14 +8,18 @@ from typing import Any, Final
 
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
+from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines
 
 WIDTH: Final = 100
 COLUMNS: Final = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
 _ALWAYS: Final = ("ttft", "tpot", "itl", "e2e")
-_WHEN_MEASURED: Final = ("ttft_from_schedule", "ttft_answer", "chunk_gap", "done", "schedule_lag")
+_OPEN_LOOP: Final = ("ttft", "ttft_from_schedule", "schedule_lag", "tpot", "itl", "e2e")
+"""Side by side: what a request took, what that was after it had been due, and the difference."""
+_WHEN_MEASURED: Final = ("ttft_answer", "chunk_gap", "done")
 _LIKE: Final = {"ttft_answer": "ttft", "chunk_gap": "itl"}
 """Left out where it says the same as the other in every figure: no reasoning; one token in each chunk."""
 _STAGE_COLUMN: Final = 12
+_STAGES_ABREAST: Final = 5
 
 _COLOURS: Final = {"valid": "\033[32m", "degraded": "\033[33m", "invalid": "\033[31m"}
 _PLAIN: Final = "\033[0m"
@@ -27,7 +31,11 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
     """The verdict first, then the numbers, then what they rest on."""
     sections = [
         _verdict(summary, colour),
-        _load(summary["stages"]),
+        [
+            *stage_lines(summary["stages"], _stage_heading),
+            *_wrapped(f"- {printable(remark)}" for remark in remarks(summary)),
+        ],
+        *(_load(part) for part in _abreast(summary["stages"])),
         _latency(summary),
         _slos(summary["slo"]),
         _errors(summary["errors"]),
@@ -82,10 +90,26 @@ def _stage_heading(stage: Json) -> str:
     return printable(f"{stage['name']}{users}")[:_STAGE_COLUMN]
 
 
+_YES_OR_NO: Final = {True: "yes", False: "no", None: figures.UNKNOWN}
+
+
+def _gap_variation(stage: Json) -> str:
+    delivery = stage["delivery"] or {}
+    sent, planned = delivery.get("sent_gap_cv"), delivery.get("planned_gap_cv")
+    return figures.UNKNOWN if sent is None or planned is None else f"{sent:.2f} ({planned:.2f})"
+
+
+def _in_flight(stage: Json) -> str:
+    in_flight = stage["in_flight"]
+    return f"{figures.rate(in_flight['mean'])} ({figures.count(in_flight['max'])})"
+
+
 _LOAD_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
     ("length", lambda s: figures.time(s["length_s"])),
     ("offered requests/s", lambda s: figures.rate(s["offered_rps"])),
+    ("arrivals planned", lambda s: figures.count(s["planned_arrivals"])),
     ("achieved requests/s", lambda s: figures.rate(s["achieved_rps"])),
+    ("gap variation (plan)", _gap_variation),
     ("requests attempted", lambda s: figures.count(s["requests"]["attempted"])),
     ("  ok", lambda s: figures.count(s["requests"]["ok"])),
     ("  failed", lambda s: figures.count(s["requests"]["failed"])),
@@ -98,7 +122,15 @@ _LOAD_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
     ("tokens per chunk", lambda s: figures.plain(s["tokens_per_chunk"])),
     ("goodput requests/s", lambda s: figures.rate(s["goodput_rps"])),
     ("good fraction", lambda s: figures.share(s["good_fraction"])),
+    ("in flight, mean (max)", _in_flight),
+    ("steady", lambda s: _YES_OR_NO[s["steady"]]),
+    ("overloaded", lambda s: _YES_OR_NO[s["overloaded"]]),
 )
+
+
+def _abreast(stages: Sequence[Json]) -> list[Sequence[Json]]:
+    """Parts of the stages that fit beside each other."""
+    return [stages[first : first + _STAGES_ABREAST] for first in range(0, len(stages), _STAGES_ABREAST)]
 
 
 def _missed(stage: Json) -> int:
@@ -124,11 +156,12 @@ def _latency(summary: Json) -> list[str]:
             lines.append("LATENCY, ok requests")
         heading = "".join(f"{name.replace('_', '.'):>9}" for name in COLUMNS)
         lines.append(f"  {'':<20}{'n':>9}{heading}")
-        shown = [*_ALWAYS, *(name for name in _WHEN_MEASURED if _tells_more(stage, name))]
+        always = _OPEN_LOOP if is_open_loop(stage) else _ALWAYS
+        shown = [*always, *(name for name in _WHEN_MEASURED if _tells_more(stage, name))]
         for name in shown:
             lines.append(_latency_line(CATALOGUE[name].title, stage[f"{name}_s"]))
             adjusted = stage.get(f"{name}_adjusted_s")
-            if adjusted is not None and adjusted.get("failed") and name in _ALWAYS:
+            if adjusted is not None and adjusted.get("failed") and name in always:
                 lines.append(_latency_line("  with failures", adjusted))
     return lines
 
@@ -148,7 +181,9 @@ def _slos(slo: Json) -> list[str]:
     lines = [f"  good request: {printable(text)}" for text in slo["per_request"]]
     for entry in slo["stages"]:
         word = {True: "met", False: "MISSED", None: "not measured"}[entry["met"]]
-        lines.append(f"  stage {entry['stage']}: {printable(entry['slo'])} {word} ({_slo_value(entry)})")
+        lines.append(
+            f"  stage {printable(entry['stage_name'])}: {printable(entry['slo'])} {word} ({_slo_value(entry)})"
+        )
     return ["SLO", *_wrapped(lines)] if lines else []
 
 
@@ -226,7 +261,7 @@ def _notes(summary: Json) -> list[str]:
     """What a reader must know to read the table right, where it applies."""
     notes = []
     everything = summary["totals"]["all_phases"]
-    blocks = [stage[f"{name}_s"] for stage in summary["stages"] for name in (*_ALWAYS, *_WHEN_MEASURED)]
+    blocks = [stage[f"{name}_s"] for stage in summary["stages"] for name in (*_OPEN_LOOP, *_WHEN_MEASURED)]
     if any(block["n"] and block["few_samples"] for block in blocks):
         notes.append("? fewer than 10 samples lie beyond this percentile")
     if any(stage["itl_s"]["n"] == 0 and stage["chunk_gap_s"]["n"] for stage in summary["stages"]):

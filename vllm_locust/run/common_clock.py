@@ -11,6 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vllm_locust.store.clock_offset import ClockOffset
+
+_COMMON_ALREADY = frozenset({"scheduled_unix_ns"})
+"""T0 plus an arrival's offset, both the same for all workers."""
+
+
+def shift_ns(measured: ClockOffset) -> int:
+    """What puts a time of the measured clock on the common one. An offset within its own uncertainty is none."""
+    return measured.offset_ns if abs(measured.offset_ns) > measured.uncertainty_ns else 0
+
 
 @dataclass(frozen=True, slots=True)
 class ClockTrack:
@@ -69,12 +79,12 @@ class WorkerClocks:
         }
 
     def move(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with every ``*_unix_ns`` column moved from its worker's clock to the common one."""
+        """The rows with every measured ``*_unix_ns`` column moved from its worker's clock to the common one."""
         if not any(any(track.offset_ns) for track in self.tracks.values()):
             return rows
         workers = np.asarray(rows.column("worker_id").to_pylist(), dtype=object)
         for index, name in enumerate(rows.schema.names):
-            if name.endswith("_unix_ns"):
+            if name.endswith("_unix_ns") and name not in _COMMON_ALREADY:
                 column = rows.column(index)
                 times = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
                 for worker_id, track in self.tracks.items():

@@ -20,22 +20,31 @@ from locust.runners import LocalRunner, Runner, WorkerRunner
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError, VllmLocustError
+from vllm_locust.load.open_loop import kind_problems
 from vllm_locust.load.preflight import ask_server
-from vllm_locust.load.users import POST, ChatUser
+from vllm_locust.load.users import POST
+from vllm_locust.load_options import read_load_options
+from vllm_locust.load_profile import Quantity
 from vllm_locust.run.controller import RunController
+from vllm_locust.run.course import ClosedCourse, Course, NextStretch, RunView
 from vllm_locust.run.flags import WEB_OPTIONS, add_flags
 from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
+from vllm_locust.run.open_course import OpenCourse
+from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS, plan_load
 from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
+from vllm_locust.run.spawning import OrderedDispatcher, SpawnOrder
+from vllm_locust.run.user_stages import UserStagesCourse
 from vllm_locust.run.worker_side import WorkerSide
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.workload.load import load_workload
 
-__all__ = ["ChatUser"]
-
 logger = logging.getLogger(__name__)
+
+search: Callable[[RunView], NextStretch] | None = None
+"""Set before a run by whoever decides on its next stages while it goes on."""
 
 _PR_SET_PDEATHSIG = 1
 _WORKERS_ARE_FORKED = Event()
@@ -129,6 +138,9 @@ class _MasterProcess:
         self._controller: RunController | None = None
         self._interrupted = False
         self._checked = self._check() if headless else None
+        self._spawn_order = SpawnOrder()
+        environment.dispatcher_class = functools.partial(OrderedDispatcher, self._spawn_order)
+        self._set_default_users(environment.parsed_options)
         if isinstance(runner, LocalRunner):
             WorkerSide(self._messenger, secrets, None)
         self._messenger.on(READY, self._to_controller("on_ready"))
@@ -157,6 +169,8 @@ class _MasterProcess:
                 "form; start Locust with that --host"
             )
         config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
+        if problems := kind_problems(self._environment.user_classes, open_loop=config.open_loop):
+            raise UsageError(*problems)
         if self._headless and config.run_dir is not None:
             RunDirectory(Path(config.run_dir)).refuse_run()
         self._check_redis(config)
@@ -170,7 +184,17 @@ class _MasterProcess:
         )
         for warning in workload.warnings:
             logger.warning("%s", warning)
+        if config.open_loop:
+            plan_load(config, workload)
         return Checked(config, self._secrets, server, workload)
+
+    def _set_default_users(self, options: Any) -> None:
+        """What Locust starts, or its start form shows, where the command line does not say how many users."""
+        load = read_load_options(self._options, None)
+        if load.profile is not None and load.profile.quantity is Quantity.USERS:
+            options.num_users = round(load.profile.stages[0].start_value)
+        elif options.num_users is None and load.open_loop:
+            options.num_users = OPEN_LOOP_SLOTS
 
     def _host(self) -> str | None:
         return self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
@@ -207,7 +231,15 @@ class _MasterProcess:
         try:
             self._snapshots = Snapshots()
             checked = self._checked if self._checked is not None else self._check()
-            controller = RunController(self._messenger, checked, self._snapshots, one_of_many=not self._headless)
+            self._spawn_order.reset()
+            controller = RunController(
+                self._messenger,
+                checked,
+                self._snapshots,
+                self._spawn_order,
+                self._course,
+                one_of_many=not self._headless,
+            )
             self._controller = controller
             controller.start(self._end_of_run)
         except Exception as error:
@@ -220,6 +252,17 @@ class _MasterProcess:
             if self._headless:
                 gevent.spawn(self._locust_quit)
             raise gevent.GreenletExit from None
+
+    def _course(self, view: RunView) -> Course:
+        config = view.config
+        next_stretch = None if search is None else search(view)
+        if config.open_loop:
+            return OpenCourse(view, plan_load(config, view.workload), next_stretch)
+        if config.profile is None:
+            return ClosedCourse(view)
+        form = vars(self._environment.parsed_options)
+        spawn_rate = self._options["spawn_rate"] if self._headless else form["spawn_rate"]
+        return UserStagesCourse(view, config.profile, spawn_rate=spawn_rate, next_stretch=next_stretch)
 
     def _on_worker_connect(self, client_id: str, **_: Any) -> None:
         if self._controller is not None:

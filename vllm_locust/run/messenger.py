@@ -18,6 +18,12 @@ logger = logging.getLogger(__name__)
 
 PREPARE = "vllm_locust.prepare"
 READY = "vllm_locust.ready"
+BEGIN = "vllm_locust.begin"
+"""``t0_unix_ns``, on the common clock: the schedule's arrivals lie at their offsets after it. ``pieces``: the plan."""
+EXTEND = "vllm_locust.extend"
+"""``pieces``: the whole plan, which has grown at its end."""
+STAGE = "vllm_locust.stage"
+"""``stage``, ``start_unix_ns`` and ``end_unix_ns`` on the common clock: what is due then is also counted apart."""
 DRAIN = "vllm_locust.drain"
 SNAPSHOT = "vllm_locust.snapshot"
 FLUSHED = "vllm_locust.flushed"
@@ -32,6 +38,7 @@ class Messenger:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._local: dict[str, Handler] = {}
+        self._spawning: gevent.Greenlet | None = None
 
     @property
     def own_id(self) -> str:
@@ -46,6 +53,24 @@ class Messenger:
     def users_wanted(self) -> int:
         """Users that the run is to have when its ramp-up is over."""
         return int(self._runner.target_user_count)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the users run in other processes."""
+        return isinstance(self._runner, MasterRunner)
+
+    def spawn_users(self, users: int, spawn_rate: float) -> gevent.Greenlet:
+        """Have that many users from now on. Locust adds or ends users at the rate given, over the workers there are;
+        the greenlet ends when it has told them all. Asked again meanwhile, the new order stands.
+        """
+        if self._spawning is not None:
+            self._spawning.kill()
+        self._spawning = gevent.spawn(self._runner.start, users, spawn_rate)
+        return self._spawning
+
+    def want_users(self, users: int) -> None:
+        """How many the spawning that begins now is for."""
+        self._runner.target_user_count = users
 
     @property
     def sessions_wanted(self) -> bool:

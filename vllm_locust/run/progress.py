@@ -34,14 +34,24 @@ class Progress:
         except OSError:
             self._mode = "off"
 
-    def show(self, now_ns: int, phase: str, left_s: float | None, merged: Callable[[], RunAggregate]) -> None:
+    def show(
+        self,
+        now_ns: int,
+        phase: str,
+        left_s: float | None,
+        merged: Callable[[], RunAggregate],
+        *,
+        stage: str | None = None,
+        offered_rps: float | None = None,
+    ) -> None:
+        """``offered_rps``: what is asked for at this moment of an open loop."""
         if self._mode == "off":
             return
         interval_ns = 1_000_000_000 if self._terminal or self._mode == "json" else QUIET_INTERVAL_NS
         if self._last_ns is not None and now_ns - self._last_ns < interval_ns:
             return
         aggregate = merged()
-        facts = self._facts(now_ns, phase, left_s, aggregate)
+        facts = self._facts(now_ns, phase, left_s, aggregate) | {"stage": stage, "offered_rps": _rounded(offered_rps)}
         self._last_ns, self._last = now_ns, aggregate
         if self._mode == "json":
             self._write(json.dumps(facts, allow_nan=False) + "\n")
@@ -66,6 +76,9 @@ class Progress:
             "phase": phase,
             "left_s": None if left_s is None else round(left_s, 1),
             "in_flight": now.in_flight,
+            "waiting_arrivals": now.waiting_arrivals,
+            "dropped_arrivals": now.dropped_arrivals,
+            "achieved_rps": None if before is None or not seconds else round((now.sent - before.sent) / seconds, 2),
             "finished": done,
             "failed": done - now.finished.get(Outcome.OK, 0),
             "requests_per_s": None if before is None or not seconds else round((done - _finished(before)) / seconds, 2),
@@ -82,18 +95,28 @@ def _finished(aggregate: RunAggregate) -> int:
     return sum(aggregate.finished.values())
 
 
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
 def _quantile(histogram: LogHistogram, q: Fraction) -> float | None:
     value_ns = histogram.quantile(q)
     return None if value_ns is None else round(value_ns / 1e9, 6)
 
 
+_IF_ANY = (("waiting_arrivals", "waiting"), ("dropped_arrivals", "dropped"))
+
+
 def _line(facts: dict[str, Any]) -> str:
     parts = [
-        f"{facts['phase']:<8}",
+        f"{facts['phase']:<8}" if facts["stage"] is None else f"{facts['phase']} {facts['stage']:<8}",
         f"in flight {facts['in_flight']}",
         f"finished {facts['finished']}",
         f"failed {facts['failed']}",
     ]
+    parts += [f"{word} {facts[name]}" for name, word in _IF_ANY if facts[name]]
+    if facts["offered_rps"] is not None and facts["achieved_rps"] is not None:
+        parts.append(f"offered {facts['offered_rps']:.1f}/s sent {facts['achieved_rps']:.1f}/s")
     if facts["requests_per_s"] is not None:
         parts += [f"{facts['requests_per_s']:.1f} requests/s", f"{facts['output_tokens_per_s']:.0f} output tokens/s"]
     if facts["ttft_p50_s"] is not None:

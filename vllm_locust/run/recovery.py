@@ -2,8 +2,9 @@
 before it did.
 
 The control fields of a run are what the master and the workers publish as it happens: ``run`` (``run.json`` as it was
-at the start), ``window_start_unix_ns``, ``window_end_unix_ns``, ``stopped_early`` (empty where the window ran its full
-length), and of each worker ``flushed:<worker id>`` (its last words) and ``clock:<worker id>``.
+at the start), ``window_start_unix_ns`` (empty where it never came), ``window_end_unix_ns``, ``stages`` (as planned),
+``schedule`` and ``shares`` (as in ``run.json``), ``stopped_early`` (empty where the window ran its full length), and of
+each worker ``flushed:<worker id>`` (its last words) and ``clock:<worker id>``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from vllm_locust import clock
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.run.common_clock import WorkerClocks
+from vllm_locust.run.stage_spans import StageSpan, cut_stages
 from vllm_locust.store.intake import RecorderReport, absorb_spools
 from vllm_locust.store.parts import PartsInUse, list_parts, read_part_rows
 from vllm_locust.store.recorder import RecorderConfig
@@ -34,6 +36,9 @@ from vllm_locust.store.spool import spools_of_run
 RUN: Final = "run"
 WINDOW_START: Final = "window_start_unix_ns"
 WINDOW_END: Final = "window_end_unix_ns"
+STAGES: Final = "stages"
+SCHEDULE: Final = "schedule"
+SHARES: Final = "shares"
 STOPPED_EARLY: Final = "stopped_early"
 _FLUSHED: Final = "flushed:"
 MASTER_ENDED: Final = "the master ended before the run did"
@@ -184,7 +189,11 @@ def completed(
             if name.startswith(_FLUSHED)
         }
         workers["missing"] = [worker for worker in workers["ids"] if worker not in workers["flushed"]]
-        completed_run["window"] = _window(run, control, run_dir, clocks)
+        spans = [StageSpan.from_json(span) for span in json.loads(control.get(STAGES, "[]"))]
+        window = _window(run, control, spans, _last_record_unix_ns(run_dir, clocks))
+        completed_run["window"] = window
+        completed_run["stages"] = cut_stages(spans, window["end_unix_ns"]) if window else []
+        completed_run |= {key: json.loads(control[key]) for key in (SCHEDULE, SHARES) if key in control}
         completed_run["stopped_early"] = (control[STOPPED_EARLY] or None) if STOPPED_EARLY in control else MASTER_ENDED
         completed_run["workers"] = workers
     completed_run["records"] = _missing_records(workers, held, _refused_batches(run_dir))
@@ -192,20 +201,20 @@ def completed(
 
 
 def _window(
-    run: Mapping[str, Any], control: Mapping[str, str], run_dir: RunDirectory, clocks: WorkerClocks
+    run: Mapping[str, Any], control: Mapping[str, str], spans: Sequence[StageSpan], last_record_ns: int
 ) -> dict[str, int] | None:
-    if WINDOW_START not in control:
+    if not control.get(WINDOW_START):
         return None
     start_ns = int(control[WINDOW_START])
     if WINDOW_END in control:
         return {"start_unix_ns": start_ns, "end_unix_ns": int(control[WINDOW_END])}
-    end_ns = max(_last_record_unix_ns(run_dir, clocks), start_ns)
+    if spans and last_record_ns < start_ns:
+        return None  # it was planned, and the master ended before
     length_ns = run["config"]["window_ns"]
+    planned_ns = spans[-1].end_unix_ns if spans else None if length_ns is None else start_ns + length_ns
+    end_ns = max(last_record_ns, start_ns)
     # Nobody told the workers to stop: what they did after the planned end is no part of the window.
-    return {
-        "start_unix_ns": start_ns,
-        "end_unix_ns": end_ns if length_ns is None else min(end_ns, start_ns + length_ns),
-    }
+    return {"start_unix_ns": start_ns, "end_unix_ns": end_ns if planned_ns is None else min(end_ns, planned_ns)}
 
 
 def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:

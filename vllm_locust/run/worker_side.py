@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,20 @@ import gevent
 from gevent.event import Event
 
 from vllm_locust import __version__
+from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
 from vllm_locust.clock import WallAxis
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError, VllmLocustError
+from vllm_locust.load import limits
+from vllm_locust.load.dispatcher import Dispatcher
 from vllm_locust.load.users import POST
 from vllm_locust.load.worker import Assignment, LoadWorker
 from vllm_locust.record import FlushReport
-from vllm_locust.run.messenger import DRAIN, FLUSHED, PREPARE, READY, SNAPSHOT, Messenger
+from vllm_locust.run.common_clock import shift_ns
+from vllm_locust.run.messenger import BEGIN, DRAIN, EXTEND, FLUSHED, PREPARE, READY, SNAPSHOT, STAGE, Messenger
 from vllm_locust.run.recovery import flushed_field
 from vllm_locust.run.secrets import Secrets
+from vllm_locust.store.clock_offset import measure_clock_offset
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.shipper import Shipper, ShipperConfig
@@ -43,9 +47,15 @@ class WorkerSide:
         self._store: RunStore | None = None
         self._snapshots: gevent.Greenlet | None = None
         self._sequence = 0
+        self._schedule: Schedule | None = None
+        self._clock_shift_ns = 0
+        """From this process's axis to the common clock."""
         self._left = Event()
         self._draining = False
         messenger.on(PREPARE, self._on_prepare)
+        messenger.on(BEGIN, self._on_begin)
+        messenger.on(EXTEND, self._on_extend)
+        messenger.on(STAGE, self._on_stage)
         messenger.on(DRAIN, lambda _sender, _payload: self._drain())
 
     def _on_prepare(self, _sender: str, payload: Any) -> None:
@@ -59,7 +69,9 @@ class WorkerSide:
             logger.exception("This worker could not get ready")
             self._refuse(payload, f"{type(error).__name__}: {error}")
             return
-        self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": None, "pid": os.getpid()})
+        fingerprint = None if self._schedule is None else self._schedule.fingerprint()
+        answer = {"run_id": payload["run_id"], "error": None, "schedule_fingerprint": fingerprint}
+        self._messenger.to_master(READY, answer)
 
     def _refuse(self, payload: Any, reason: str) -> None:
         self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": reason})
@@ -83,6 +95,8 @@ class WorkerSide:
         )
         if workload.fingerprint != payload["workload_fingerprint"]:
             raise UsageError(f"--workload {config.workload}: this worker's differs from the master's; copy it anew")
+        if problems := limits.problems(payload["users"], config.targets, config.proxy):
+            raise UsageError(*problems)
         if self._messenger.sessions_wanted:
             # Their later turns are counted at the first call, which takes long with a tokenizer.
             workload.sessions(seed=payload["prompt_seed"], share=payload["share"], shares=payload["shares"])
@@ -91,8 +105,11 @@ class WorkerSide:
         self._check_reachable(url)
         options = redis_options(url, self._secrets.redis_password_file)
         self._store = RunStore(options, payload["run_id"])
-        self._store.check_server()
+        server = self._store.check_server()
         axis = WallAxis()
+        self._clock_shift_ns = shift_ns(
+            measure_clock_offset(self._store.server_time_unix_ns, server.run_id, unix_ns=axis.unix_ns)
+        )
         self._shipper = Shipper(
             self._store,
             ShipperConfig(worker_id=worker_id, spool_dir=Path(payload["spool_dir"])),
@@ -108,11 +125,17 @@ class WorkerSide:
             prompt_seed=payload["prompt_seed"],
             model=payload["model"],
             token_detail=payload["token_detail"],
+            first_arrival=payload.get("first_arrival", 0),
         )
+        planned = payload.get("schedule")
+        self._schedule = None
+        if planned is not None:
+            trace = workload.offsets_ns() if planned["process"] == ArrivalProcess.TRACE else None
+            self._schedule = Schedule.from_json(planned, trace_offsets_ns=trace)
         self._draining = False
         self._left.clear()
         _calm_garbage_collector()
-        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key, axis)
+        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key, axis, self._schedule)
         POST.put(load)
         self._snapshots = gevent.spawn(self._report, load)
 
@@ -131,8 +154,39 @@ class WorkerSide:
 
     def _send_snapshot(self, load: LoadWorker) -> None:
         self._sequence += 1
-        message = load.aggregate.to_message(self._messenger.own_id, self._sequence)
-        self._messenger.to_master(SNAPSHOT, message)
+        self._messenger.to_master(SNAPSHOT, load.snapshot(self._sequence))
+
+    def _on_begin(self, _sender: str, payload: Any) -> None:
+        load = self._load_of(payload)
+        if load is not None and load.dispatcher is not None:
+            self._extend(load.dispatcher, payload)
+            t0_unix_ns = int(payload["t0_unix_ns"])
+            load.dispatcher.begin(t0_unix_ns - self._clock_shift_ns - load.axis.offset_ns, t0_unix_ns)
+
+    def _on_extend(self, _sender: str, payload: Any) -> None:
+        load = self._load_of(payload)
+        if load is not None and load.dispatcher is not None:
+            self._extend(load.dispatcher, payload)
+
+    def _extend(self, dispatcher: Dispatcher, payload: Any) -> None:
+        """The message has the whole plan: one that is late or comes again adds nothing."""
+        assert self._schedule is not None
+        for piece in payload["pieces"][len(self._schedule.pieces) :]:
+            dispatcher.extend(Piece(**piece))
+
+    def _on_stage(self, _sender: str, payload: Any) -> None:
+        load = self._load_of(payload)
+        if load is not None:
+            # Scheduled times are on the common clock already; others are this process's own.
+            shift_ns = self._clock_shift_ns if load.dispatcher is None else 0
+            start_ns, end_ns = payload["start_unix_ns"] - shift_ns, payload["end_unix_ns"] - shift_ns
+            load.open_stage(int(payload["stage"]), start_ns, end_ns)
+
+    @staticmethod
+    def _load_of(payload: Any) -> LoadWorker | None:
+        """None where this process has no part in that run, or has it no more."""
+        load = POST.worker
+        return load if load is not None and load.assignment.run_id == payload["run_id"] else None
 
     def _drain(self) -> None:
         load = POST.worker
@@ -187,14 +241,15 @@ def _calm_garbage_collector() -> None:
 
 def last_words(payload: Any) -> dict[str, Any]:
     """A flush message from the network, checked. Raises KeyError, TypeError or ValueError for anything else."""
-    counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "wall_clock_moved_ns")}
-    if min(counts["last_seq"], counts["durable_seq"], counts["requests"]) < 0:
+    counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "unstorable_values")}
+    if min(counts.values()) < 0:
         raise ValueError("a count is negative")
     spool_path = payload["spool_path"]
     return {
         "run_id": str(payload["run_id"]),
         "worker_id": str(payload["worker_id"]),
         **counts,
+        "wall_clock_moved_ns": int(payload["wall_clock_moved_ns"]),
         "spool_path": None if spool_path is None else str(spool_path),
     }
 
@@ -206,6 +261,7 @@ def flush_message(report: FlushReport, run_id: str, wall_clock_moved_ns: int) ->
         "last_seq": report.last_seq,
         "durable_seq": report.durable_seq,
         "requests": report.requests,
+        "unstorable_values": report.unstorable_values,
         "spool_path": report.spool_path,
         "wall_clock_moved_ns": wall_clock_moved_ns,
     }

@@ -163,6 +163,7 @@ class Shipper:
                 durable_seq=self._outbox.durable_seq,
                 requests=self._requests,
                 spool_path=str(self._spool.path) if self._outbox.spooled else None,
+                unstorable_values=self.unstorable_values,
             )
 
     def close(self) -> None:

@@ -1,0 +1,257 @@
+"""The middle of an open-loop run: it begins and ends at times that were planned before the first request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import gevent
+
+from vllm_locust import clock
+from vllm_locust.arrival import ArrivalProcess
+from vllm_locust.errors import UsageError
+from vllm_locust.load_profile import Quantity
+from vllm_locust.run.course import USED_UP, Course, NextStretch, RunView, window_in_words
+from vllm_locust.run.messenger import BEGIN, DRAIN, EXTEND, Absences
+from vllm_locust.run.planned_load import PlannedLoad
+from vllm_locust.run.recovery import SCHEDULE, SHARES
+from vllm_locust.run.shares import Shares
+from vllm_locust.run.stage_spans import Stretch, append_stretch
+from vllm_locust.run.workers import POLL_S
+
+logger = logging.getLogger(__name__)
+
+LEAD_NS = 1_000_000_000
+"""Time for a message to reach every worker before it must be heeded."""
+EXTEND_LEAD_NS = 2_000_000_000
+"""What comes next is asked for so long before the plan's end."""
+SLOTS_TIMEOUT_NS = 30_000_000_000
+GONE_S = 1.0
+"""On top of the seconds after which Locust itself calls a worker missing."""
+LAST_ARRIVALS_NS = 300_000_000
+"""After the planned end, for what is due just before it and a busy worker sends late."""
+
+
+class OpenCourse(Course):
+    """``next_stretch`` is asked shortly before the planned end what comes next; None ends the run there."""
+
+    def __init__(self, view: RunView, load: PlannedLoad, next_stretch: NextStretch | None = None) -> None:
+        super().__init__(view, searching=next_stretch is not None)
+        self._schedule = load.schedule
+        self._fingerprint = load.schedule.fingerprint()
+        self._warmup_ns = load.warmup_ns
+        self._stages = load.stages
+        self._next_stretch = next_stretch
+        self._shares = Shares(())
+        self._slots: int | None = None
+        self._told_to_stop: set[str] = set()
+        self._t0_unix_ns: int | None = None
+        self._first_stage_ns = 0
+        self._absences = Absences(view.messenger)
+
+    @property
+    def ends_by_itself(self) -> bool:
+        return self._schedule.length_ns is not None
+
+    @property
+    def in_words(self) -> str:
+        config, process = self._view.config, self._schedule.process
+        if process is ArrivalProcess.TRACE:
+            load = f"a trace of {self._stages[0].mean_value:.3g} requests/s"
+        else:
+            stages = ", ".join(stage.name for stage in self._stages[:10])
+            load = f"{process} arrivals at {stages}{', …' if len(self._stages) > 10 else ''}"
+        length_ns = self._schedule.length_ns
+        window = window_in_words(None if length_ns is None else length_ns - self._warmup_ns)
+        slots = self._view.messenger.users_wanted
+        warmup = f"warm-up of {config.warmup_requests} requests in {self._warmup_ns / 1e9:.3g} s"
+        return f"{load} into {slots} slots; {warmup}, then {window}"
+
+    # Who sends what
+
+    def parts(self, worker_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        self._shares = Shares(worker_ids)
+        self._slots = self._view.messenger.users_wanted
+        order = self._view.spawn_order
+        order.rate = math.inf
+        # A single process has no other to share with, and Locust knows it by another name.
+        order.slots = self._shares.slots if self._view.messenger.has_workers else None
+        return {worker_id: self._part(share, 0) for share, worker_id in enumerate(worker_ids)}
+
+    def _part(self, share: int, first_arrival: int) -> dict[str, Any]:
+        return {
+            "share": share,
+            "shares": len(self._shares),
+            "first_arrival": first_arrival,
+            "prompt_seed": self._view.config.seed,
+            "schedule": self._schedule.to_json(),
+        }
+
+    def check_ready(self) -> None:
+        for worker_id, fingerprint in self._view.workers.schedule_fingerprints.items():
+            if fingerprint != self._fingerprint:
+                raise UsageError(
+                    f"worker {worker_id}: it computes another schedule than the master, so its numpy differs (or its "
+                    "trace); install the same versions on all hosts"
+                )
+
+    def join(self, worker_id: str) -> None:
+        self._shares.stand_by(worker_id)
+        if not self._give_free_share():
+            logger.info("Worker %s stands by: every share of the schedule has its worker", worker_id)
+
+    def on_ready(self, worker_id: str) -> None:
+        if self._t0_unix_ns is not None and worker_id in self._shares.owners:
+            self._view.workers.tell([worker_id], BEGIN, **self._plan())
+            self._announce_stage()
+
+    def on_refused(self, worker_id: str) -> None:
+        self._shares.leave(worker_id)
+
+    def _give_free_share(self) -> bool:
+        """The free share, if there is one, to the worker that has stood by longest."""
+        gone = self._absences.beyond(self._shares.owners, GONE_S)
+        share, standby = self._shares.free(gone), self._standing_by()
+        if share is None or not standby:
+            return False
+        worker_id = standby[0]
+        first_arrival = self._first_arrival(share)
+        before = self._shares.take(share, worker_id, first_arrival)
+        if before is not None:
+            # Should it only be silent: it finds this before it can send much that another sends too.
+            self._view.workers.tell([before], DRAIN)
+        self._view.publish({SHARES: json.dumps(self._shares.to_json())})
+        logger.warning(
+            "Worker %s takes share %d of %d from arrival %d on", worker_id, share, len(self._shares), first_arrival
+        )
+        self._view.add_worker(worker_id, self._part(share, first_arrival))
+        # Its slots: Locust asks the order again for whom they are.
+        self._view.messenger.spawn_users(self._view.messenger.users_wanted, 1.0)
+        return True
+
+    def _standing_by(self) -> list[str]:
+        return [worker for worker in self._shares.standby if not self._view.messenger.has_left(worker)]
+
+    def _first_arrival(self, share: int) -> int:
+        """The first of the share that a new owner can be ready for."""
+        if self._t0_unix_ns is None:
+            return share
+        ready_ns = self._view.common_unix_ns() + LEAD_NS + 2 * self._view.workers.preparation_ns
+        due_before = len(self._schedule.offsets_ns(max(0, ready_ns - self._t0_unix_ns)))
+        return due_before + (share - due_before) % len(self._shares)
+
+    def _look_after_shares(self) -> None:
+        workers = self._view.workers
+        for worker_id in workers.left:
+            self._shares.leave(worker_id)
+        for worker_id in self._shares.replaced.intersection(self._view.messenger.worker_ids()) - self._told_to_stop:
+            logger.warning("Worker %s is back, but another has its share: it is told to stop", worker_id)
+            workers.tell([worker_id], DRAIN)
+            self._told_to_stop.add(worker_id)
+        while self._give_free_share():
+            pass
+
+    # When
+
+    def run(self) -> str | None:
+        self._await_slots()
+        self._begin()
+        while True:
+            now_ns = self._view.common_unix_ns()
+            if self._planned_end_ns is not None and now_ns > self._planned_end_ns - EXTEND_LEAD_NS:
+                self._extend()
+            if self._planned_end_ns is not None and now_ns > self._planned_end_ns + LAST_ARRIVALS_NS:
+                return None
+            if self._all_users_ended():
+                return USED_UP if self.ends_by_itself else None
+            self._look_after_shares()
+            self.phase = "warmup" if now_ns < self._first_stage_ns else "window"
+            self.show()
+            gevent.sleep(POLL_S)
+
+    def _await_slots(self) -> None:
+        """Until every slot is there; those of a worker that is lost meanwhile are not waited for."""
+        view, deadline_ns = self._view, clock.monotonic_ns() + SLOTS_TIMEOUT_NS
+        while not view.spawned.is_set() or view.messenger.users < view.messenger.users_wanted:
+            if set(self._shares.owners) - set(view.messenger.worker_ids()):
+                return
+            if clock.monotonic_ns() > deadline_ns:
+                logger.warning(
+                    "Only %d of %d slots are there: the load begins without the others",
+                    view.messenger.users,
+                    view.messenger.users_wanted,
+                )
+                return
+            gevent.sleep(POLL_S)
+
+    def _begin(self) -> None:
+        self._t0_unix_ns = self._view.common_unix_ns() + LEAD_NS
+        self._first_stage_ns = self._planned_end_ns = self._t0_unix_ns + self._warmup_ns
+        for number, load in enumerate(self._stages):
+            self._append(Stretch(load, number))
+        self._view.publish({SHARES: json.dumps(self._shares.to_json())})
+        self._publish_plan()
+        self._begin_window(self._first_stage_ns)
+        self._tell_owners(BEGIN)
+        self._announce_stage()
+
+    def _append(self, stretch: Stretch) -> None:
+        """To the stages, at the planned end."""
+        assert self._planned_end_ns is not None
+        self._spans = append_stretch(self._spans, stretch, Quantity.RATE, self._planned_end_ns)
+        length_ns = stretch.load.length_ns
+        self._planned_end_ns = None if length_ns is None else self._planned_end_ns + length_ns
+
+    def _extend(self) -> None:
+        stretch = None if self._next_stretch is None else self._next_stretch()
+        if stretch is None:
+            self._next_stretch = None
+            return
+        for piece in stretch.load.pieces():
+            self._schedule.extend(piece)
+        self._append(stretch)
+        self._tell_owners(EXTEND)
+        if stretch.stage is not None:
+            self._announce_stage()
+        self._publish_plan()
+
+    def _tell_owners(self, kind: str) -> None:
+        """All of the plan, so that a worker that has missed a message has the rest of it with the next one."""
+        self._view.workers.tell(self._shares.owners, kind, **self._plan())
+
+    def _plan(self) -> dict[str, Any]:
+        return {"t0_unix_ns": self._t0_unix_ns, "pieces": [asdict(piece) for piece in self._schedule.pieces]}
+
+    def _publish_plan(self) -> None:
+        self._publish_stages()
+        self._view.publish({SCHEDULE: json.dumps(self._schedule_json())})
+
+    # What is told
+
+    def show(self) -> None:
+        now_ns = self._view.common_unix_ns()
+        span = next((span for span in reversed(self._spans) if span.start_unix_ns <= now_ns), None)
+        if span is None:
+            self._show(self._left_s(), offered_rps=self._stages[0].start_value)
+        else:
+            self._show(self._left_s(), offered_rps=span.value_at(now_ns), stage=span.load.name)
+
+    def facts(self) -> dict[str, Any]:
+        begun = self._t0_unix_ns is not None
+        return super().facts() | {
+            "schedule": self._schedule_json() if begun else None,
+            "shares": self._shares.to_json(),
+            "slots": self._slots,
+        }
+
+    def _schedule_json(self) -> dict[str, Any]:
+        return self._schedule.to_json() | {
+            "t0_unix_ns": self._t0_unix_ns,
+            "warmup_ns": self._warmup_ns,
+            "shares": len(self._shares),
+            "fingerprint": self._schedule.fingerprint(),
+        }

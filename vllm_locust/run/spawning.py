@@ -1,0 +1,67 @@
+"""How Locust spawns the users of a run: its own ramp-up in a closed loop; slots by share, at once, in an open loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import gevent
+from locust.dispatch import UsersDispatcher
+
+_STEPS_PER_S = 10
+
+
+@dataclass(slots=True)
+class SpawnOrder:
+    """What the run wants of Locust's spawning, whatever the start form or a key press asks for. None: what they ask
+    for.
+    """
+
+    users: int | None = None
+    rate: float | None = None
+    """Users per second, evenly; infinite for all at once."""
+    slots: Callable[[int], Callable[[str], range]] | None = None
+    """Given the number of users, which of them each worker runs: ``Shares.slots``."""
+
+    def reset(self) -> None:
+        self.users = self.rate = self.slots = None
+
+
+class OrderedDispatcher(UsersDispatcher):
+    """Locust's dispatcher of users to workers, under an order."""
+
+    def __init__(self, order: SpawnOrder, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._order = order
+
+    def new_dispatch(
+        self, target_user_count: int, spawn_rate: float, user_classes: list[type[Any]] | None = None
+    ) -> None:
+        order = self._order
+        users = target_user_count if order.users is None else order.users
+        rate = spawn_rate if order.rate is None else min(order.rate, max(1, users, self.get_current_user_count()))
+        super().new_dispatch(users, rate, user_classes)
+        if order.rate is not None and math.isfinite(order.rate):
+            self._dispatcher_generator = self._evenly(rate)
+        if order.slots is not None:
+            self._dispatcher_generator = self._by_share(order.slots(users), users)
+
+    def _evenly(self, rate: float) -> Generator[dict[str, dict[str, int]]]:
+        """Not in bursts once a second: the steps lie evenly around the straight line that was asked for."""
+        self._user_count_per_dispatch_iteration = max(1, round(rate / _STEPS_PER_S))
+        self._wait_between_dispatch = self._user_count_per_dispatch_iteration / rate
+        gevent.sleep(self._wait_between_dispatch / 2)
+        yield from self._dispatcher()
+
+    def _by_share(self, slots_of: Callable[[str], range], users: int) -> Generator[dict[str, dict[str, int]]]:
+        """The users of each worker. Nothing moves from one to another when a worker comes or goes."""
+        self._try_dispatch_fixed = True
+        names = list(islice(self._user_gen(), users))
+        dealt = {}
+        for node in self._worker_nodes:
+            mine = [names[slot] for slot in slots_of(node.id)]
+            dealt[node.id] = {cls.__name__: mine.count(cls.__name__) for cls in self._original_user_classes}
+        yield dealt
