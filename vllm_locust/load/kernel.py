@@ -14,7 +14,7 @@ from vllm_locust.completion import CompletionReader
 from vllm_locust.config import Target
 from vllm_locust.load.answer import HttpAnswer
 from vllm_locust.load.connection import Connection, ConnectionPool
-from vllm_locust.load.receiver import SMALL_READ_BYTES, Inbox, Read, Receiver
+from vllm_locust.load.receiver import STREAM_READ_BYTES, Inbox, Read, Receiver
 from vllm_locust.load.transport import WATCH_INTERVAL_S, Call, CutShort, Exchange, connect_failure, exceeded_limit
 from vllm_locust.outcome import Outcome
 
@@ -92,7 +92,7 @@ class _Stream:
         # Ciphertext does not show where a body ends.
         patient = tls is None and answer.streaming
         if patient and not self.inbox.patient:
-            self.inbox.read_bytes = SMALL_READ_BYTES
+            self.inbox.read_bytes = STREAM_READ_BYTES[0]
         self.inbox.patient = patient
 
     def _take_plain(self, reads: list[Read], at: int) -> int:
