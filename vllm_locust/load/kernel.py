@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import ssl
+from heapq import heappop, heappush
+from itertools import count
 
 import gevent
 import orjson
@@ -15,13 +17,25 @@ from vllm_locust.config import Target
 from vllm_locust.load.answer import HttpAnswer
 from vllm_locust.load.connection import Connection, ConnectionPool
 from vllm_locust.load.receiver import STREAM_READ_BYTES, Inbox, Read, Receiver
-from vllm_locust.load.transport import WATCH_INTERVAL_S, Call, CutShort, Exchange, connect_failure, exceeded_limit
+from vllm_locust.load.transport import (
+    WATCH_INTERVAL_S,
+    Call,
+    CutShort,
+    Exchange,
+    connect_failure,
+    exceeded_limit,
+    tokenless_until_ns,
+    total_until_ns,
+)
 from vllm_locust.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_NS = 500_000_000
-"""Reads are not left unparsed for longer than this, however few they are."""
+PATIENCE_ROUNDS = 5
+"""Reads are not left unparsed for much longer than this, however few they are: looked at in each so many rounds of the
+watchdog, since to look at a thousand streams costs a millisecond.
+"""
 
 
 class _Stream:
@@ -124,6 +138,17 @@ class _Stream:
             has_token=bool(unparsed or self.exchange.completion.chunk_ns),
         )
 
+    def calm_until_ns(self, now_ns: int) -> int | None:
+        """Until when no limit can be reached, whatever happens; None where the call has none."""
+        call = self.call
+        sent_ns = now_ns if self.exchange.sent_ns is None else self.exchange.sent_ns
+        limits_ns = [tokenless_until_ns(call, sent_ns)] if not self.exchange.completion.chunk_ns else []
+        if call.timeouts.idle_ns is not None:
+            last_ns = max(self.last_byte_ns, sent_ns)
+            limits_ns.append((self.inbox.reads[-1][1] if self.inbox.reads else last_ns) + call.timeouts.idle_ns)
+        limits_ns.append(total_until_ns(call, sent_ns))
+        return min((limit_ns for limit_ns in limits_ns if limit_ns is not None), default=None)
+
     def give_up(self, outcome: Outcome, reason: str) -> None:
         """End the call now. An answer that was complete but for its last frame keeps its own outcome."""
         if self.answer.complete:
@@ -147,7 +172,10 @@ class KernelTransport:
         self.receive_lag = self._receiver.receive_lag
         self.read_arrived = self._receiver.poll
         self._pool = ConnectionPool(tls_context, proxy)
-        self._running: set[_Stream] = set()
+        self._running: dict[int, _Stream] = {}
+        self._numbers = count()
+        self._limits: list[tuple[int, int]] = []
+        """A heap: when a call could reach one of its limits at the earliest, and its number."""
         self._heads: dict[tuple[Target, str, bool], bytes] = {}
         self._watchdog = gevent.spawn(self._watch)
 
@@ -175,9 +203,11 @@ class KernelTransport:
     def _run(self, stream: _Stream, request: bytes) -> None:
         exchange = stream.exchange
         self._receiver.watch(stream.inbox)
-        self._running.add(stream)
+        number = next(self._numbers)
+        self._running[number] = stream
         try:
             exchange.sent_ns = clock.monotonic_ns()
+            self._note_limit(number, stream, exchange.sent_ns)
             try:
                 stream.connection.send(request)
             except OSError as error:
@@ -198,7 +228,7 @@ class KernelTransport:
             raise
         finally:
             self._receiver.forget(stream.inbox)
-            self._running.discard(stream)
+            del self._running[number]
             stream.release()
         exchange.stamp_source = "user" if stream.unstamped else "kernel"
         exchange.receive_lag_max_ns = None if stream.unstamped else stream.answer.lag_max_ns
@@ -223,17 +253,35 @@ class KernelTransport:
         own = "".join(f"{name}: {value}\r\n" for name, value in call.headers)
         return b"".join((head, own.encode("latin-1"), b"Content-Length: %d\r\n\r\n" % len(body), body))
 
+    def _note_limit(self, number: int, stream: _Stream, now_ns: int) -> None:
+        until_ns = stream.calm_until_ns(now_ns)
+        if until_ns is not None:
+            heappush(self._limits, (until_ns, number))
+
     def _watch(self) -> None:
+        rounds = 0
         while True:
             gevent.sleep(WATCH_INTERVAL_S)
             now_ns = clock.monotonic_ns()
-            for stream in list(self._running):
+            while self._limits and self._limits[0][0] < now_ns:
+                _, number = heappop(self._limits)
+                stream = self._running.get(number)
+                if stream is None:
+                    continue
                 verdict = stream.overdue(now_ns)
-                if verdict is not None:
+                if verdict is None:
+                    self._note_limit(number, stream, now_ns)
+                else:
                     self._receiver.parse_now(stream.inbox)
                     stream.give_up(*verdict)
-                elif stream.inbox.reads and now_ns - stream.inbox.reads[0][1] > PATIENCE_NS:
-                    self._receiver.parse_soon(stream.inbox)
+            rounds += 1
+            if rounds % PATIENCE_ROUNDS == 0:
+                self._parse_old(now_ns)
+
+    def _parse_old(self, now_ns: int) -> None:
+        for stream in list(self._running.values()):
+            if stream.inbox.reads and now_ns - stream.inbox.reads[0][1] > PATIENCE_NS:
+                self._receiver.parse_soon(stream.inbox)
 
     def close(self) -> None:
         self._watchdog.kill()

@@ -19,6 +19,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import gevent
@@ -61,6 +62,7 @@ _epoll_set = monkey.get_original("select", "epoll")
 _READABLE = 0x2001
 """EPOLLIN | EPOLLRDHUP: gevent takes ``select.epoll`` and its names away."""
 _timespec = struct.Struct("qq")
+_data_of = itemgetter(0)
 
 
 Read: TypeAlias = tuple[bytes, int, int, bool, int]
@@ -285,8 +287,7 @@ class Receiver:
         self._hand_over(inbox, reads)
 
     def _hand_over(self, inbox: Inbox, reads: list[Read]) -> None:
-        for read in reads:
-            self._held_bytes -= len(read[0])
+        self._held_bytes -= sum(map(len, map(_data_of, reads)))
         inbox.consume(reads)
 
     def _parse_slice(self) -> None:

@@ -161,6 +161,11 @@ def tokenless_until_ns(call: Call, sent_ns: int) -> int | None:
     return min(ends_ns if patient_until_ns is None else [*ends_ns, patient_until_ns], default=None)
 
 
+def total_until_ns(call: Call, sent_ns: int) -> int | None:
+    total_ns = call.timeouts.total_ns
+    return None if total_ns is None else _counted_from_ns(call, sent_ns) + total_ns
+
+
 def patience_over(call: Call, now_ns: int) -> bool:
     """Whether the user of a call that is about to be sent has given up already, since it was due long ago."""
     patient_until_ns = _patient_until_ns(call, now_ns)
