@@ -247,7 +247,7 @@ class OpenCourse(Course):
 
     # What is told
 
-    def show(self) -> None:
+    def _show_load(self) -> None:
         now_ns = self._view.common_unix_ns()
         span = next((span for span in reversed(self._spans) if span.start_unix_ns <= now_ns), None)
         if span is None:

@@ -138,5 +138,5 @@ class UserStagesCourse(ClosedCourse):
     def _all_users_ended(self) -> bool:
         return bool(self._view.spawn_order.users) and super()._all_users_ended()
 
-    def show(self) -> None:
+    def _show_load(self) -> None:
         self._show(self._left_s(), stage=self._spans[-1].load.name if self._spans else None)
