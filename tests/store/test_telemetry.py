@@ -32,6 +32,12 @@ from vllm_locust.store.telemetry_store import TelemetryEntry, TelemetryStore, pa
 from vllm_locust.telemetry import COLUMNS, TelemetryKind
 
 MILLISECOND_NS = 1_000_000
+GPU_COLUMNS = """
+time_unix_ns host gpu_index gpu_uuid gpu_name utilization memory_bandwidth_utilization sm_activity sm_occupancy
+tensor_activity dram_activity memory_used_bytes memory_total_bytes power_w energy_j temperature_c sm_clock_mhz
+memory_clock_mhz throttle_reasons ecc_errors xid mig_instance pcie_tx_bytes_per_s pcie_rx_bytes_per_s
+nvlink_tx_bytes_per_s nvlink_rx_bytes_per_s encoder_utilization decoder_utilization
+"""
 BEGIN = {"gpu": "0-0", "host": "0-0", "server": "0-0"}
 
 
@@ -40,8 +46,8 @@ def gpu_row(number: int, **values: object) -> dict[str, object]:
 
 
 def publisher(server: Server, **config: Any) -> TelemetryPublisher:
-    defaults = {"source": "h-1", "batch_interval_ns": 20 * MILLISECOND_NS}
-    return TelemetryPublisher(store(server), PublisherConfig(**defaults | config))
+    settled: dict[str, Any] = {"source": "h-1", "batch_interval_ns": 20 * MILLISECOND_NS}
+    return TelemetryPublisher(store(server), PublisherConfig(**settled | config))
 
 
 def store(server: Server) -> TelemetryStore:
@@ -70,15 +76,7 @@ def server() -> Iterator[Server]:
 def test_every_kind_has_a_schema_with_its_columns_in_order() -> None:
     for kind in TelemetryKind:
         assert telemetry_schema(kind).names == [column.name for column in COLUMNS[kind]]
-    assert (
-        telemetry_schema(TelemetryKind.GPU).names
-        == (
-            "time_unix_ns host gpu_index gpu_uuid gpu_name utilization memory_bandwidth_utilization sm_activity "
-            "sm_occupancy tensor_activity dram_activity memory_used_bytes memory_total_bytes power_w energy_j "
-            "temperature_c sm_clock_mhz memory_clock_mhz throttle_reasons ecc_errors xid mig_instance pcie_tx_bytes_per_s "
-            "pcie_rx_bytes_per_s nvlink_tx_bytes_per_s nvlink_rx_bytes_per_s encoder_utilization decoder_utilization"
-        ).split()
-    )
+    assert telemetry_schema(TelemetryKind.GPU).names == GPU_COLUMNS.split()
 
 
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -122,7 +120,7 @@ def test_a_row_without_what_it_must_have_is_refused() -> None:
     ],
 )
 def test_a_batch_that_cannot_be_believed_is_refused_by_name(changed: dict[str, str | None], reason: str) -> None:
-    fields: dict[str, str | None] = {"schema": "1", "source": "h-1", "seq": "1", "kind": "gpu"} | changed
+    fields = {"schema": "1", "source": "h-1", "seq": "1", "kind": "gpu", **changed}
     metadata = {f"vllm_locust.telemetry.{name}": value for name, value in fields.items() if value is not None}
     rows = telemetry_rows(TelemetryKind.GPU, [gpu_row(1)])
     sink = pa.BufferOutputStream()
