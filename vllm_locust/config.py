@@ -20,8 +20,11 @@ from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
 from vllm_locust.load_options import is_open_loop, read_load_options
 from vllm_locust.load_profile import LoadProfile
+from vllm_locust.metrics_page import MetricsPage
 from vllm_locust.protocol import Api, extra_body_problems
+from vllm_locust.server_url import authority, port_of, split_server_url
 from vllm_locust.slo import parse_slo, parse_slos
+from vllm_locust.tls import TlsFiles
 
 TransportName = Literal["kernel", "sse", "openai"]
 TokenDetail = Literal["auto", "on", "off"]
@@ -53,24 +56,15 @@ class Target:
     @classmethod
     def parse(cls, text: str) -> Self:
         """``http://HOST:PORT[/prefix][/v1]``, ``https://…`` or ``unix:///path``. Raises ValueError."""
-        # Looked for first, and in the text itself: no message may repeat what could be a password.
-        if "@" in text and not text.strip().startswith("unix:///"):
-            raise ValueError("a server address must not hold a user or password; use --api-key-file")
-        parts = urlsplit(text.strip())
-        if parts.scheme == "unix" and parts.path:
+        parts = split_server_url(text, "http://HOST:PORT, https://… or unix:///path")
+        if parts.scheme == "unix":
             return cls(scheme="unix", host="localhost", port=0, socket_path=parts.path)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{text!r} is not a server address; write http://HOST:PORT, https://… or unix:///path")
         if parts.query or parts.fragment:
             raise ValueError(f"{text!r} has a query or fragment; give the base address only")
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
-        try:
-            parts.hostname.encode("idna")
-        except UnicodeError:
-            raise ValueError(f"{text!r} names no possible host; write http://HOST:PORT or https://HOST:PORT") from None
-        port = parts.port if parts.port is not None else (443 if scheme == "https" else 80)
+        assert parts.hostname is not None
         prefix = re.sub(r"/v1$", "", parts.path.rstrip("/"))
-        return cls(scheme=scheme, host=parts.hostname, port=port, prefix=prefix)
+        return cls(scheme=scheme, host=parts.hostname, port=port_of(parts), prefix=prefix)
 
     @property
     def url(self) -> str:
@@ -81,17 +75,7 @@ class Target:
     @property
     def authority(self) -> str:
         """What goes into the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default_port = 443 if self.scheme == "https" else 80
-        return host if self.socket_path is not None or self.port == default_port else f"{host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    insecure: bool = False
+        return self.host if self.socket_path is not None else authority(self.host, self.port, self.scheme)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +104,7 @@ class RunConfig:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     token_detail: TokenDetail = "auto"
     transport: TransportName = "kernel"
-    tls: TlsFiles = TlsFiles()
+    tls: TlsFiles = field(default_factory=TlsFiles)
     proxy: str | None = None
     timeouts: Timeouts = Timeouts(10_000_000_000, 600_000_000_000, 120_000_000_000, None)
     seed: int = 0
@@ -141,6 +125,8 @@ class RunConfig:
     drain_timeout_ns: int = 60_000_000_000
     max_failures: float = 0.05
     slos: tuple[str, ...] = ()
+    metrics_pages: tuple[MetricsPage, ...] | None = None
+    """Of the servers' own metrics; None: they are looked for beside each target."""
     redis_url: str | None = None
     ttl_ns: int = 24 * 3_600_000_000_000
     progress: Literal["auto", "off", "json"] = "auto"
@@ -176,6 +162,7 @@ class RunConfig:
         values["extra_body"] = take("extra_body", _json_object, {})
         values["tags"] = _tags(options.get("tag") or (), problems)
         values["slos"] = _slos(options.get("slo") or (), problems)
+        values["metrics_pages"] = _metrics_pages(options.get("metrics_url") or (), problems)
         values["stream"] = not options.get("no_stream")
         values["force_length"] = bool(options.get("force_length"))
         values["window_ns"] = round(run_time_s * 1e9) if run_time_s else None
@@ -214,6 +201,8 @@ class RunConfig:
         values["think_time_ns"] = tuple(data["think_time_ns"])
         values["patience_ns"] = None if data["patience_ns"] is None else tuple(data["patience_ns"])
         values["slos"] = tuple(data["slos"])
+        pages = data["metrics_pages"]
+        values["metrics_pages"] = None if pages is None else tuple(MetricsPage(**page) for page in pages)
         return cls(**values)
 
 
@@ -372,6 +361,20 @@ def _slos(texts: Any, problems: list[str]) -> tuple[str, ...]:
             faults.append(f"--slo: {error}")
     problems += faults
     return tuple(texts)
+
+
+def _metrics_pages(texts: Any, problems: list[str]) -> tuple[MetricsPage, ...] | None:
+    if not texts or "none" in texts:
+        if len(texts) > 1:
+            problems.append("--metrics-url none: nothing is read with it; drop it, or the other addresses")
+        return () if texts else None
+    pages = []
+    for text in texts:
+        try:
+            pages.append(MetricsPage.parse(text))
+        except ValueError as error:
+            problems.append(f"--metrics-url: {error}")
+    return tuple(dict.fromkeys(pages))
 
 
 def _combinations(values: Mapping[str, Any]) -> list[str]:

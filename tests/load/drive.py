@@ -19,13 +19,14 @@ import gevent  # noqa: E402
 from gevent.event import Event  # noqa: E402
 
 from vllm_locust import clock  # noqa: E402
-from vllm_locust.config import Target, Timeouts, TlsFiles  # noqa: E402
+from vllm_locust.config import Target, Timeouts  # noqa: E402
 from vllm_locust.load.kernel import KernelTransport  # noqa: E402
 from vllm_locust.load.openai_transport import OpenAITransport  # noqa: E402
 from vllm_locust.load.retry import Retries  # noqa: E402
 from vllm_locust.load.sse_transport import SseTransport  # noqa: E402
-from vllm_locust.load.transport import Call, CutShort, Exchange, Transport, tls_context  # noqa: E402
+from vllm_locust.load.transport import Call, CutShort, Exchange, Transport  # noqa: E402
 from vllm_locust.outcome import Outcome  # noqa: E402
+from vllm_locust.tls import TlsFiles, tls_context  # noqa: E402
 
 TRANSPORTS: dict[str, Any] = {"kernel": KernelTransport, "sse": SseTransport, "openai": OpenAITransport}
 

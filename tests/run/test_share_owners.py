@@ -53,7 +53,7 @@ def test_a_replacement_takes_the_share_from_a_stated_arrival_on(tmp_path: Path) 
     described, rows = run.json("run.json"), run.requests()
     (dead,) = described["workers"]["missing"]
     first, second, taken = described["shares"]
-    assert "stands by: every share of the schedule has its worker" in run.output
+    assert "stands by for a share of the schedule" in run.output
     assert {first["first_arrival"], second["first_arrival"]} == {0}
     (share,) = (one["share"] for one in (first, second) if one["worker_id"] == dead)
     (other,) = (one["worker_id"] for one in (first, second) if one["worker_id"] != dead)
@@ -93,3 +93,37 @@ def test_a_silent_worker_that_comes_back_stops_where_another_has_its_share(tmp_p
     planned = planned_unix_ns(run)
     assert all(planned[number] <= woke_unix_ns for number in doubled)
     assert woke_unix_ns < planned[-1] - 1_000_000_000
+
+
+DIFFERING = """
+import sys
+from locust import task
+from vllm_locust import OpenLoopChatUser
+from vllm_locust.arrival import Schedule
+
+class OpenLoop(OpenLoopChatUser):
+    @task
+    def ask_next(self):
+        self.ask(self.next_prompt())
+
+if "--worker" in sys.argv:
+    Schedule.fingerprint = lambda self: "another"
+"""
+
+
+def test_a_worker_that_computes_another_schedule_is_refused_before_any_load(tmp_path: Path) -> None:
+    locustfile = tmp_path / "differing.py"
+    locustfile.write_text(DIFFERING)
+    with simserver(tmp_path, *FAST) as server:
+        run = Distributed(tmp_path, server.url, 1, "--rate", "5", "-t", "1s", locustfile=str(locustfile)).end()
+        assert server.truth() == []
+    assert run.exit_code == 2, run.output
+    assert "computes another schedule than the master, likely with another release of numpy" in run.output
+
+
+def test_fewer_slots_than_workers_are_refused_before_any_load(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        run = Distributed(tmp_path, server.url, 2, "--rate", "5", "-t", "1s", "-u", "1").end()
+        assert server.truth() == []
+    assert run.exit_code == 2, run.output
+    assert "-u 1: each of the 2 workers needs a slot at least" in run.output

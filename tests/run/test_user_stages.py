@@ -90,3 +90,10 @@ def test_a_stop_cuts_the_running_stage(tmp_path: Path) -> None:
     assert [stage["users"] for stage in described["stages"]] == [4, 8], run.output
     assert described["stages"][1]["end_unix_ns"] == described["window"]["end_unix_ns"]
     assert described["stages"][1]["end_unix_ns"] - described["stages"][1]["start_unix_ns"] < 20 * 10**9
+
+
+def test_users_by_plan_and_by_flag_are_refused(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        run = run_locust(tmp_path, server.url, "--user-stages", "2:1s", "-u", "5")
+    assert run.exit_code == 2, run.output
+    assert "-u with --user-stages: the stages say how many users there are; drop -u" in run.output

@@ -13,8 +13,8 @@ import httptools
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import TargetError
 from vllm_locust.load.connection import Connection, ConnectionPool, receive
-from vllm_locust.load.transport import tls_context
 from vllm_locust.protocol import error_text
+from vllm_locust.tls import tls_context
 
 BODY_LIMIT = 4 * 1024 * 1024
 MODEL_LENGTH_LIMIT = 1 << 40

@@ -6,7 +6,6 @@ The three transports differ in who reads the socket and whose clock stamps the b
 from __future__ import annotations
 
 import errno
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 import gevent
 
 from vllm_locust.completion import CompletionReader
-from vllm_locust.config import Target, Timeouts, TlsFiles
+from vllm_locust.config import Target, Timeouts
 from vllm_locust.outcome import Outcome
 
 IDLE_LIMIT_NS = 4_000_000_000
@@ -187,18 +186,6 @@ def _patient_until_ns(call: Call, sent_ns: int) -> int | None:
         return None
     from_ns = _counted_from_ns(call, sent_ns) if call.patience_from_ns is None else call.patience_from_ns
     return from_ns + call.patience_ns
-
-
-def tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """The client's TLS settings. Raises OSError or ssl.SSLError for files that cannot be used."""
-    context = ssl.create_default_context(cafile=files.ca_file)
-    if files.cert_file:
-        context.load_cert_chain(files.cert_file, files.key_file)
-    if files.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def connect_failure(error: OSError) -> Outcome:

@@ -29,11 +29,12 @@ from vllm_locust.load.proxy import proxy_for
 from vllm_locust.load.request_record import Origin
 from vllm_locust.load.retry import Retries
 from vllm_locust.load.sse_transport import SseTransport
-from vllm_locust.load.transport import Call, CutShort, Exchange, Transport, tls_context
+from vllm_locust.load.transport import Call, CutShort, Exchange, Transport
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
 from vllm_locust.record import ArrivalRecord, FlushReport, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
+from vllm_locust.tls import tls_context
 from vllm_locust.workload.prompt import Prompt, Session
 from vllm_locust.workload.tokens import answer_counter
 from vllm_locust.workload.workload import Workload

@@ -134,6 +134,13 @@ class Course(ABC):
 
     def show(self) -> None:
         """A line of progress, when it is time for one."""
+        if self.phase == "drain":
+            self._show(None)
+        else:
+            self._show_load()
+
+    def _show_load(self) -> None:
+        """The same while load is sent."""
         self._show(None)
 
     # For the courses themselves

@@ -79,6 +79,11 @@ _SWITCHES = (
 _REPEATABLE = (
     ("--target", "address of a replica, in place of --host; repeat it for several, used in turn"),
     ("--slo", "'ttft<=2s' per request (goodput), 'p99(e2e)<=10s' or 'good_fraction>=0.99' per stage; repeatable"),
+    (
+        "--metrics-url",
+        "page with the server's metrics, once a second (default: /metrics of each target that has it); repeatable; "
+        "none: no such",
+    ),
     ("--tag", "key=value kept with the run; repeatable"),
 )
 

@@ -171,6 +171,9 @@ class _MasterProcess:
         config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
         if problems := kind_problems(self._environment.user_classes, open_loop=config.open_loop):
             raise UsageError(*problems)
+        by_plan = config.profile is not None and config.profile.quantity is Quantity.USERS
+        if self._headless and by_plan and options["num_users"] is not None:
+            raise UsageError("-u with --user-stages: the stages say how many users there are; drop -u")
         if self._headless and config.run_dir is not None:
             RunDirectory(Path(config.run_dir)).refuse_run()
         self._check_redis(config)

@@ -32,8 +32,8 @@ EXTEND_LEAD_NS = 2_000_000_000
 SLOTS_TIMEOUT_NS = 30_000_000_000
 GONE_S = 1.0
 """On top of the seconds after which Locust itself calls a worker missing."""
-LAST_ARRIVALS_NS = 300_000_000
-"""After the planned end, for what is due just before it and a busy worker sends late."""
+LAST_ARRIVALS_NS = 100_000_000
+"""After the planned end: what is due just before it must be due on a worker's clock too."""
 
 
 class OpenCourse(Course):
@@ -42,11 +42,13 @@ class OpenCourse(Course):
     def __init__(self, view: RunView, load: PlannedLoad, next_stretch: NextStretch | None = None) -> None:
         super().__init__(view, searching=next_stretch is not None)
         self._schedule = load.schedule
-        self._fingerprint = load.schedule.fingerprint()
         self._warmup_ns = load.warmup_ns
         self._stages = load.stages
         self._next_stretch = next_stretch
         self._shares = Shares(())
+        self._fingerprints: dict[str, str] = {}
+        """Of the schedule as each worker was told it."""
+        self._missed: set[str] = set()
         self._slots: int | None = None
         self._told_to_stop: set[str] = set()
         self._t0_unix_ns: int | None = None
@@ -76,13 +78,19 @@ class OpenCourse(Course):
     def parts(self, worker_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         self._shares = Shares(worker_ids)
         self._slots = self._view.messenger.users_wanted
+        if self._slots < len(worker_ids):
+            raise UsageError(
+                f"-u {self._slots}: each of the {len(worker_ids)} workers needs a slot at least; raise -u, or start "
+                "fewer workers"
+            )
         order = self._view.spawn_order
         order.rate = math.inf
         # A single process has no other to share with, and Locust knows it by another name.
         order.slots = self._shares.slots if self._view.messenger.has_workers else None
-        return {worker_id: self._part(share, 0) for share, worker_id in enumerate(worker_ids)}
+        return {worker_id: self._part(worker_id, share, 0) for share, worker_id in enumerate(worker_ids)}
 
-    def _part(self, share: int, first_arrival: int) -> dict[str, Any]:
+    def _part(self, worker_id: str, share: int, first_arrival: int) -> dict[str, Any]:
+        self._fingerprints[worker_id] = self._schedule.fingerprint()
         return {
             "share": share,
             "shares": len(self._shares),
@@ -92,33 +100,37 @@ class OpenCourse(Course):
         }
 
     def check_ready(self) -> None:
-        for worker_id, fingerprint in self._view.workers.schedule_fingerprints.items():
-            if fingerprint != self._fingerprint:
-                raise UsageError(
-                    f"worker {worker_id}: it computes another schedule than the master, so its numpy differs (or its "
-                    "trace); install the same versions on all hosts"
-                )
+        problems = [problem for worker in self._shares.owners if (problem := self._schedule_problem(worker))]
+        if problems:
+            raise UsageError(*problems)
+
+    def _schedule_problem(self, worker_id: str) -> str | None:
+        if self._view.workers.schedule_fingerprint(worker_id) == self._fingerprints[worker_id]:
+            return None
+        return (
+            f"worker {worker_id} computes another schedule than the master, likely with another release of numpy; "
+            "install the same versions on all hosts"
+        )
 
     def join(self, worker_id: str) -> None:
+        logger.info("Worker %s stands by for a share of the schedule", worker_id)
         self._shares.stand_by(worker_id)
-        if not self._give_free_share():
-            logger.info("Worker %s stands by: every share of the schedule has its worker", worker_id)
 
     def on_ready(self, worker_id: str) -> None:
-        if self._t0_unix_ns is not None and worker_id in self._shares.owners:
-            self._view.workers.tell([worker_id], BEGIN, **self._plan())
-            self._announce_stage()
+        if self._t0_unix_ns is None or worker_id not in self._shares.owners:
+            return
+        if problem := self._schedule_problem(worker_id):
+            logger.error("%s", problem)
+            self._view.workers.tell([worker_id], DRAIN)
+            self._shares.leave(worker_id)
+            return
+        self._view.workers.tell([worker_id], BEGIN, **self._plan())
+        self._announce_stage()
 
     def on_refused(self, worker_id: str) -> None:
         self._shares.leave(worker_id)
 
-    def _give_free_share(self) -> bool:
-        """The free share, if there is one, to the worker that has stood by longest."""
-        gone = self._absences.beyond(self._shares.owners, GONE_S)
-        share, standby = self._shares.free(gone), self._standing_by()
-        if share is None or not standby:
-            return False
-        worker_id = standby[0]
+    def _give(self, share: int, worker_id: str) -> None:
         first_arrival = self._first_arrival(share)
         before = self._shares.take(share, worker_id, first_arrival)
         if before is not None:
@@ -128,13 +140,9 @@ class OpenCourse(Course):
         logger.warning(
             "Worker %s takes share %d of %d from arrival %d on", worker_id, share, len(self._shares), first_arrival
         )
-        self._view.add_worker(worker_id, self._part(share, first_arrival))
+        self._view.add_worker(worker_id, self._part(worker_id, share, first_arrival))
         # Its slots: Locust asks the order again for whom they are.
         self._view.messenger.spawn_users(self._view.messenger.users_wanted, 1.0)
-        return True
-
-    def _standing_by(self) -> list[str]:
-        return [worker for worker in self._shares.standby if not self._view.messenger.has_left(worker)]
 
     def _first_arrival(self, share: int) -> int:
         """The first of the share that a new owner can be ready for."""
@@ -145,15 +153,22 @@ class OpenCourse(Course):
         return due_before + (share - due_before) % len(self._shares)
 
     def _look_after_shares(self) -> None:
-        workers = self._view.workers
-        for worker_id in workers.left:
+        workers, messenger = self._view.workers, self._view.messenger
+        for worker_id in [*workers.left, *filter(messenger.has_left, self._shares.standby)]:
             self._shares.leave(worker_id)
-        for worker_id in self._shares.replaced.intersection(self._view.messenger.worker_ids()) - self._told_to_stop:
+        gone = self._absences.beyond(self._shares.owners, GONE_S)
+        for worker_id in set(gone) - self._missed:
+            logger.warning(
+                "Worker %s is gone: what its share was to send is lost until it is back or replaced", worker_id
+            )
+        self._missed.update(gone)
+        share, standby = self._shares.free(gone), self._shares.standby
+        if share is not None and standby:
+            self._give(share, standby[0])
+        for worker_id in self._shares.replaced.intersection(messenger.worker_ids()) - self._told_to_stop:
             logger.warning("Worker %s is back, but another has its share: it is told to stop", worker_id)
             workers.tell([worker_id], DRAIN)
             self._told_to_stop.add(worker_id)
-        while self._give_free_share():
-            pass
 
     # When
 
@@ -232,7 +247,7 @@ class OpenCourse(Course):
 
     # What is told
 
-    def show(self) -> None:
+    def _show_load(self) -> None:
         now_ns = self._view.common_unix_ns()
         span = next((span for span in reversed(self._spans) if span.start_unix_ns <= now_ns), None)
         if span is None:

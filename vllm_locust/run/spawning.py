@@ -51,6 +51,7 @@ class OrderedDispatcher(UsersDispatcher):
 
     def _evenly(self, rate: float) -> Generator[dict[str, dict[str, int]]]:
         """Not in bursts once a second: the steps lie evenly around the straight line that was asked for."""
+        self._dispatch_in_progress = True
         self._user_count_per_dispatch_iteration = max(1, round(rate / _STEPS_PER_S))
         self._wait_between_dispatch = self._user_count_per_dispatch_iteration / rate
         gevent.sleep(self._wait_between_dispatch / 2)

@@ -8,10 +8,14 @@ from typing import Any
 
 import gevent
 
+from vllm_locust import clock
 from vllm_locust.load_profile import LoadProfile, Quantity
 from vllm_locust.run.course import USED_UP, ClosedCourse, NextStretch, RunView
 from vllm_locust.run.stage_spans import Stretch, append_stretch
 from vllm_locust.run.workers import POLL_S
+
+TELL_AGAIN_NS = 10_000_000_000
+"""Users that have gone with their worker come back on the others, when Locust is asked for all of them again."""
 
 
 class UserStagesCourse(ClosedCourse):
@@ -99,18 +103,28 @@ class UserStagesCourse(ClosedCourse):
         order = self._view.spawn_order
         if order.users != users:
             order.users, order.rate = users, rate
-            self._spawning = self._view.messenger.spawn_users(users, 1.0)
+            self._tell_locust()
+
+    def _tell_locust(self) -> None:
+        users = self._view.spawn_order.users
+        assert users is not None
+        self._spawning = self._view.messenger.spawn_users(users, 1.0)
 
     def _settle(self) -> bool:
         """Until there are as many users as are wanted; False where they have all ended."""
-        while (self._spawning is not None and not self._spawning.ready()) or (
-            self._view.messenger.users != self._view.spawn_order.users
-        ):
+        told_ns = clock.monotonic_ns()
+        while self._is_spawning() or self._view.messenger.users != self._view.spawn_order.users:
             if self._all_users_ended():
                 return False
+            if not self._is_spawning() and clock.monotonic_ns() - told_ns > TELL_AGAIN_NS:
+                told_ns = clock.monotonic_ns()
+                self._tell_locust()
             self.show()
             gevent.sleep(POLL_S)
         return True
+
+    def _is_spawning(self) -> bool:
+        return self._spawning is not None and not self._spawning.ready()
 
     def _wait(self) -> bool:
         """Until the planned end, or for ever; False where all users have ended before."""
@@ -124,5 +138,5 @@ class UserStagesCourse(ClosedCourse):
     def _all_users_ended(self) -> bool:
         return bool(self._view.spawn_order.users) and super()._all_users_ended()
 
-    def show(self) -> None:
+    def _show_load(self) -> None:
         self._show(self._left_s(), stage=self._spans[-1].load.name if self._spans else None)

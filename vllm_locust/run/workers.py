@@ -47,10 +47,10 @@ class RunWorkers:
         """Those that have ended their part before the run's end."""
         return self._left
 
-    @property
-    def schedule_fingerprints(self) -> dict[str, str | None]:
-        """Of the schedules that the workers have computed."""
-        return {worker_id: answer.get("schedule_fingerprint") for worker_id, answer in self._answers.items()}
+    def schedule_fingerprint(self, worker_id: str) -> str | None:
+        """Of the schedule that this worker, which is ready, has computed."""
+        fingerprint: str | None = self._answers[worker_id].get("schedule_fingerprint")
+        return fingerprint
 
     def prepare(self, worker_id: str, message: Mapping[str, Any]) -> None:
         self._prepared_ns[worker_id] = clock.monotonic_ns()

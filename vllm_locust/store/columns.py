@@ -75,7 +75,7 @@ def _storable(value: object, data_type: pa.DataType) -> object:
     return value if isinstance(value, Integral) and -(1 << 63) <= int(value) < 1 << 63 else None
 
 
-def _column(values: Sequence[object], field: pa.Field[Any]) -> tuple[pa.Array[Any], int]:
+def storable_column(values: Sequence[object], field: pa.Field[Any]) -> tuple[pa.Array[Any], int]:
     """A column and how many of its values had to be changed: what a server sends need not be storable."""
     changed = 0
     # UnicodeEncodeError and ArrowInvalid are ValueErrors, ArrowTypeError is a TypeError.
@@ -129,7 +129,7 @@ class RequestColumns:
         return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
     def _scalar(self, values: Sequence[object], field: pa.Field[Any]) -> pa.Array[Any]:
-        column, changed = _column(values, field)
+        column, changed = storable_column(values, field)
         self.unstorable_values += changed
         return column
 
@@ -146,5 +146,5 @@ def _to_arrow(kind: BatchKind, rows: Iterable[tuple[object, ...]]) -> pa.RecordB
     """Rows whose values are in the order of the schema."""
     schema = schema_of(kind)
     columns = zip(*rows, strict=True)
-    arrays = [_column(values, field)[0] for field, values in zip(schema, columns, strict=True)]
+    arrays = [storable_column(values, field)[0] for field, values in zip(schema, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

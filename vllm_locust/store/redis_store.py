@@ -1,4 +1,4 @@
-"""One run's keys in Redis or Valkey. The only module that imports the Redis client.
+"""Redis or Valkey, and one run's keys in it. The only module that imports the Redis client.
 
 Every failure, whether the server is away, full, read-only or refuses the password, is a ``StoreError`` that names it:
 for a caller they are all the same, the data is not there. The client never retries by itself, so that no failure
@@ -94,22 +94,13 @@ def _client(options: RedisOptions) -> redis.Redis:
     return redis.Redis(connection_pool=pool)
 
 
-class RunStore:
-    """The keys of one run: its streams of batches, its ``durable`` hash and its ``control`` hash."""
+class RedisServer:
+    """One server, asked in whole commands. What several kinds of callers need; keys are for those who extend it."""
 
-    def __init__(self, options: RedisOptions, run_id: str) -> None:
-        self._run_id = check_run_id(run_id)
+    def __init__(self, options: RedisOptions) -> None:
         self._where = options.where
         # Untyped: the client's replies are unions with awaitables.
         self._redis: Any = _client(options)
-        base = f"{KEY_PREFIX}{run_id}:"
-        self._streams = {kind: f"{base}{kind.value}" for kind in BatchKind}
-        self._durable = f"{base}durable"
-        self._control = f"{base}control"
-
-    @property
-    def run_id(self) -> str:
-        return self._run_id
 
     @property
     def where(self) -> str:
@@ -134,8 +125,6 @@ class RunStore:
         with self._naming(action):
             return self._redis.execute_command(*command)
 
-    # What everyone asks
-
     def check_server(self) -> ServerInfo:
         """Whether this server can hold a run: raises ``UsageError`` where it is a cluster, too old, or evicts keys."""
         info = self._do("describe itself", "INFO")
@@ -159,6 +148,24 @@ class RunStore:
     def server_time_unix_ns(self) -> int:
         seconds, microseconds = self._do("tell the time", "TIME")
         return int(seconds) * 1_000_000_000 + int(microseconds) * 1_000
+
+
+class RunStore(RedisServer):
+    """The keys of one run: its streams of batches, its ``durable`` hash and its ``control`` hash."""
+
+    def __init__(self, options: RedisOptions, run_id: str) -> None:
+        super().__init__(options)
+        self._run_id = check_run_id(run_id)
+        base = f"{KEY_PREFIX}{run_id}:"
+        self._streams = {kind: f"{base}{kind.value}" for kind in BatchKind}
+        self._durable = f"{base}durable"
+        self._control = f"{base}control"
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id
+
+    # What everyone asks
 
     def durable(self) -> dict[str, int]:
         """Worker to the highest batch number up to which every batch is on disk."""

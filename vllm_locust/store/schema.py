@@ -177,7 +177,7 @@ def compress_stream(stream: pa.Buffer) -> bytes:
     return _FRAME.pack(_MAGIC, stream.size) + bytes(pa.compress(stream, codec="zstd", asbytes=True))
 
 
-def _decompress(payload: bytes) -> pa.Buffer:
+def decompress_stream(payload: bytes) -> pa.Buffer:
     """The Arrow stream in a batch. Never takes more memory than the limit, whatever the batch says of its size."""
     if len(payload) < _FRAME.size or not payload.startswith(_MAGIC):
         raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes does not begin as one")
@@ -192,7 +192,7 @@ def _decompress(payload: bytes) -> pa.Buffer:
 def decode_batch(payload: bytes, run_id: str) -> Batch:
     """Read one batch of the run ``run_id``, or raise ``BatchRefused``."""
     try:
-        with pa.ipc.open_stream(_decompress(payload)) as reader:
+        with pa.ipc.open_stream(decompress_stream(payload)) as reader:
             version, header = _header(reader.schema.metadata or {}, run_id)
             schema = SCHEMAS[version].get(header.kind)
             if schema is None or not reader.schema.equals(schema, check_metadata=False):
@@ -225,9 +225,9 @@ def _header(metadata: dict[bytes, bytes], run_id: str) -> tuple[int, BatchHeader
         header = BatchHeader(
             run_id=fields[f"{_PREFIX}run_id"],
             worker_id=check_worker_id(fields[f"{_PREFIX}worker_id"]),
-            seq=_bounded(fields[f"{_PREFIX}seq"], 1, MAX_SEQ),
+            seq=bounded_number(fields[f"{_PREFIX}seq"], 1, MAX_SEQ),
             kind=BatchKind(fields[f"{_PREFIX}kind"]),
-            lost_rows=_bounded(fields[f"{_PREFIX}lost_rows"], 0, MAX_BATCH_ROWS),
+            lost_rows=bounded_number(fields[f"{_PREFIX}lost_rows"], 0, MAX_BATCH_ROWS),
         )
     except (KeyError, ValueError, StoreError) as exc:
         raise BatchRefused("bad_header", f"a batch's header is not usable: {exc}") from exc
@@ -236,7 +236,7 @@ def _header(metadata: dict[bytes, bytes], run_id: str) -> tuple[int, BatchHeader
     return int(version), header
 
 
-def _bounded(text: str, low: int, high: int) -> int:
+def bounded_number(text: str, low: int, high: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high):
         raise ValueError(f"{text[:40]!r} is not a number between {low} and {high}")
     return int(text)
