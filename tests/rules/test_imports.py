@@ -56,6 +56,7 @@ PURE = {
     "pooled",
     "probe",
     "protocol",
+    "server_series",
     "server_url",
     "slo",
     "sse",

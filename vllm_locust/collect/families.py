@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Final
 
 from vllm_locust.collect.metrics_text import Sample, read_samples
+from vllm_locust.server_series import PROCESS_START, labelled
 
 
 class FamilyKind(StrEnum):
@@ -234,8 +235,6 @@ FAMILIES: Final = (
         ),
     ),
 )
-PROCESS_START: Final = "process_start_time_seconds"
-"""Told by most servers in the way of Prometheus' own libraries: that of the front end."""
 
 _ENGINE_LABELS: Final = ("engine", "dp_rank")
 _SAME_THING_LABELS: Final = frozenset({"pid", "tp_rank", "pp_rank", "moe_ep_rank"})
@@ -321,10 +320,10 @@ def _series(samples: Sequence[Sample], metric_of: Callable[[Sample], str]) -> di
 def _metric(family: Family, name: Name, sample: Sample) -> str:
     metric = family.metric + sample.name.removeprefix(name.name)
     if metric.endswith("_bucket"):
-        return f'{metric}{{le="{_bound(sample.labels.get("le", ""))}"}}'
+        return labelled(metric, "le", _bound(sample.labels.get("le", "")))
     if family.label is None or family.label not in sample.labels:
         return metric
-    return f'{metric}{{{family.label}="{sample.labels[family.label]}"}}'
+    return labelled(metric, family.label, sample.labels[family.label])
 
 
 def _bound(text: str) -> str:

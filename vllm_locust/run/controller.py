@@ -30,6 +30,8 @@ from vllm_locust.run.messenger import DRAIN, Messenger
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.recovery import RUN, STOPPED_EARLY
 from vllm_locust.run.run_description import Checked, description
+from vllm_locust.run.server_metrics import ScraperProcess
+from vllm_locust.run.server_scraper import ScraperConfig
 from vllm_locust.run.spawning import SpawnOrder
 from vllm_locust.run.workers import RunWorkers
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
@@ -75,6 +77,8 @@ class RunController:
         self._valkey: EmbeddedValkey | None = None
         self._store: RunStore | None = None
         self._recorder: RecorderProcess | None = None
+        self._scraper: ScraperProcess | None = None
+        self._pages_scraped: dict[str, Any] | None = None
         self._clock_offset: ClockOffset | None = None
         self._axis = WallAxis()
         self._progress = Progress(self._config.progress)
@@ -130,6 +134,7 @@ class RunController:
             spawn=gevent.spawn,
         )
         self._redis_url = url
+        self._start_scraper()
         parts = self._course.parts(self._messenger.worker_ids())
         for worker_id, part in parts.items():
             self._workers.prepare(worker_id, self._prepare_message() | part)
@@ -138,6 +143,21 @@ class RunController:
         self._store.publish_control({RUN: json.dumps(at_start)})
         self._workers.await_ready()
         self._course.check_ready()
+
+    def _start_scraper(self) -> None:
+        pages, secrets = self._checked.metrics_pages, self._checked.secrets
+        if not pages:
+            return
+        self._scraper = ScraperProcess(
+            ScraperConfig(
+                run_id=self.run_id,
+                redis_url=self._redis_url,
+                redis_password_file=None if secrets.redis_password_file is None else str(secrets.redis_password_file),
+                pages=pages,
+                tls=self._config.tls,
+                api_key=secrets.api_key,
+            )
+        )
 
     def _measure_clock(self, server_run_id: str) -> None:
         assert self._store is not None
@@ -263,6 +283,7 @@ class RunController:
         self._workers.tell(self._messenger.worker_ids(), DRAIN)
         limit_ns = self._config.drain_timeout_ns + FLUSH_TIMEOUT_NS + 15_000_000_000
         missing = self._workers.await_flushed(limit_ns, self._course.show)
+        self._end_scraper()
         report = self._end_recorder()
         write_json(
             self.run_dir.run_json, self._run_json(report, stopped_early, missing) | {"ended_unix_ns": clock.unix_ns()}
@@ -272,6 +293,11 @@ class RunController:
         if self._store is not None and report is not None and report.drained:
             self._store.ttl(max(1, self._config.ttl_ns // 1_000_000_000))
         self._tear_down()
+
+    def _end_scraper(self) -> None:
+        if self._scraper is not None:
+            self._pages_scraped = self._scraper.finish()
+            self._scraper = None
 
     def _end_recorder(self) -> RecorderReport | None:
         if self._recorder is None:
@@ -291,6 +317,9 @@ class RunController:
         self.exit_code = code if code >= 0 else 1
 
     def _tear_down(self) -> None:
+        if self._scraper is not None:
+            self._scraper.kill()
+            self._scraper = None
         if self._recorder is not None:
             self._recorder.kill()
             self._recorder = None
@@ -311,5 +340,6 @@ class RunController:
             "stopped_early": stopped_early,
             "workers": self._workers.to_json(missing or []),
             "records": None,
+            "pages_scraped": self._pages_scraped,
             "recorder": None if report is None else asdict(report),
         }

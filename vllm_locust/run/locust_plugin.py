@@ -33,6 +33,7 @@ from vllm_locust.run.open_course import OpenCourse
 from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS, plan_load
 from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
+from vllm_locust.run.server_metrics import find_pages
 from vllm_locust.run.spawning import OrderedDispatcher, SpawnOrder
 from vllm_locust.run.user_stages import UserStagesCourse
 from vllm_locust.run.worker_side import WorkerSide
@@ -178,6 +179,7 @@ class _MasterProcess:
             RunDirectory(Path(config.run_dir)).refuse_run()
         self._check_redis(config)
         server = ask_server(config, self._secrets.api_key)
+        pages = find_pages(config, self._secrets.api_key)
         workload = load_workload(
             config.workload,
             tokenizer=config.tokenizer,
@@ -189,7 +191,7 @@ class _MasterProcess:
             logger.warning("%s", warning)
         if config.open_loop:
             plan_load(config, workload)
-        return Checked(config, self._secrets, server, workload)
+        return Checked(config, self._secrets, server, workload, pages)
 
     def _set_default_users(self, options: Any) -> None:
         """What Locust starts, or its start form shows, where the command line does not say how many users."""

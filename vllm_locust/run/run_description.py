@@ -12,6 +12,7 @@ from typing import Any
 from vllm_locust import __version__
 from vllm_locust.config import RunConfig
 from vllm_locust.load.preflight import ServerFacts
+from vllm_locust.metrics_page import MetricsPage
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.workload.workload import Workload
 
@@ -24,6 +25,7 @@ class Checked:
     secrets: Secrets
     server: ServerFacts
     workload: Workload
+    metrics_pages: tuple[MetricsPage, ...]
 
 
 def description(checked: Checked, run_id: str, started_unix_ns: int, *, token_detail: bool) -> dict[str, Any]:
@@ -45,6 +47,10 @@ def description(checked: Checked, run_id: str, started_unix_ns: int, *, token_de
         "config": config.to_json(),
         "token_detail": token_detail,
         "server": asdict(checked.server),
+        "server_metrics": {
+            "asked": bool(config.metrics_pages),
+            "pages": [{"url": page.url, "target": page.target} for page in checked.metrics_pages],
+        },
         "workload": {
             "name": workload.name,
             "description": workload.description,

@@ -1,0 +1,83 @@
+"""The servers' own metrics from the master's side: where they are, and the process that reads them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from typing import Any, Final
+
+from vllm_locust.collect.families import read_page
+from vllm_locust.collect.page_request import PageFailed, request_page
+from vllm_locust.collect.scraper import TIMEOUT_S
+from vllm_locust.config import RunConfig, Target
+from vllm_locust.errors import TargetError
+from vllm_locust.metrics_page import USUAL_PATH, MetricsPage
+from vllm_locust.run.server_scraper import ScraperConfig
+from vllm_locust.store.child_process import start_module
+from vllm_locust.tls import tls_context
+
+logger = logging.getLogger(__name__)
+
+_MODULE: Final = "vllm_locust.run.server_scraper"
+_FINISH_S: Final = 4 * TIMEOUT_S
+
+
+def find_pages(config: RunConfig, api_key: str | None) -> tuple[MetricsPage, ...]:
+    """The pages that answer now. Those that ``--metrics-url`` names must: else ``TargetError``. Where it names none, a
+    target without a page is told in the log.
+    """
+    named = config.metrics_pages
+    pages = named if named is not None else tuple(dict.fromkeys(map(page_of_target, config.targets)))
+    faults = {page: fault for page in pages if (fault := _fault(page, config, api_key)) is not None}
+    if named is not None and faults:
+        raise TargetError(
+            *(
+                f"--metrics-url {page.url}: {fault}; give the address of the server's page of metrics, or none"
+                for page, fault in faults.items()
+            )
+        )
+    for page, fault in faults.items():
+        logger.info("No server metrics are read at %s: %s (--metrics-url names another address)", page.url, fault)
+    return tuple(page for page in pages if page not in faults)
+
+
+def page_of_target(target: Target) -> MetricsPage:
+    return MetricsPage(
+        scheme=target.scheme,
+        host=target.host,
+        port=target.port,
+        path=f"{target.prefix}{USUAL_PATH}",
+        socket_path=target.socket_path,
+    )
+
+
+def _fault(page: MetricsPage, config: RunConfig, api_key: str | None) -> str | None:
+    try:
+        answer = request_page(page, tls=tls_context(config.tls), timeout_s=TIMEOUT_S, api_key=api_key)
+    except PageFailed as failure:
+        return str(failure)
+    return None if read_page(answer.text).of_a_server else "it tells nothing of a server that this version knows"
+
+
+class ScraperProcess:
+    def __init__(self, config: ScraperConfig) -> None:
+        self._process = start_module(_MODULE, config.to_line())
+
+    def finish(self) -> dict[str, Any] | None:
+        """Read every page once more and end. What was read of each page; None where the process does not say."""
+        try:
+            output, _ = self._process.communicate(b"finish\n", timeout=_FINISH_S)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self.kill()
+            output = b""
+        try:
+            counts: dict[str, Any] = json.loads(output)
+        except ValueError:
+            logger.warning("The process that reads the servers' metrics ended before its time")
+            return None
+        return counts
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
