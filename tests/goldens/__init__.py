@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-VLLM = Path(__file__).parent / "vllm_0_32"
+GOLDENS = Path(__file__).parent
+VLLM = GOLDENS / "vllm_0_32"
 STREAMS = sorted(VLLM.glob("*.sse"))
 
 
