@@ -53,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("--run-dir", type=Path, help="the directory of the run RUN (default: runs/<run id>)")
     merge.set_defaults(run=_merge)
 
+    _add_collect(commands)
+
     report = commands.add_parser("report", help="write a run's summary and reports anew, and print the table")
     report.add_argument("run_dir", type=Path, help="the run directory")
     report.set_defaults(run=_report)
@@ -66,6 +68,20 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("simserver", help="the simulated vLLM server (see vllm-locust simserver --help)")
     return parser
+
+
+def _add_collect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    collect = commands.add_parser("collect", help="sample this host's GPUs into Redis, for all runs, until stopped")
+    collect.add_argument("--redis-url", required=True, help="the Redis or Valkey that runs use: redis://HOST:PORT/DB")
+    collect.add_argument("--redis-password-file", type=Path, help="file that holds the Redis password")
+    collect.add_argument(
+        "--interval", default="100ms", help="time between two samples, 10ms to 60s; slow fields once a second"
+    )
+    collect.add_argument(
+        "--gpus", help="indices or UUIDs of GPUs or MIG instances, by commas (default: CUDA_VISIBLE_DEVICES, else all)"
+    )
+    collect.add_argument("--host-only", action="store_true", help="this host's CPU, memory and network, and no GPU")
+    collect.set_defaults(run=_collect)
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -88,6 +104,19 @@ def _merge(options: argparse.Namespace) -> int:
     merged = merge_run(order)
     print(merged.text)
     return merged.exit_code
+
+
+def _collect(options: argparse.Namespace) -> int:
+    from vllm_locust.run.collect import CollectOrder, collect
+
+    order = CollectOrder.parse(
+        redis_url=options.redis_url,
+        redis_password_file=options.redis_password_file,
+        interval=options.interval,
+        gpus=options.gpus,
+        host_only=options.host_only,
+    )
+    return collect(order)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -1,0 +1,147 @@
+"""The loop against a clock that moves when told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.collect.fake_nvml import FakeDevice, FakeNvml, FakeTime
+from vllm_locust.collect.collector import Collector
+from vllm_locust.collect.gpu_source import Remarks, Rows
+from vllm_locust.collect.nvml import NvmlSource
+from vllm_locust.telemetry import COLUMNS, TelemetryKind
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.puts: list[tuple[TelemetryKind, list[Mapping[str, Any]]]] = []
+
+    def put(self, kind: TelemetryKind, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.puts.append((kind, list(rows)))
+
+    def rows(self, kind: TelemetryKind) -> list[Mapping[str, Any]]:
+        return [row for found, rows in self.puts if found is kind for row in rows]
+
+
+class Counting:
+    """A source that takes so much CPU and time for each tick."""
+
+    def __init__(self, time: FakeTime, cpu: FakeTime, *, cost_ns: int = 0, slow_cost_ns: int = 0) -> None:
+        self.ticks: list[tuple[int, bool]] = []
+        self._time, self._cpu = time, cpu
+        self._cost_ns, self._slow_cost_ns = cost_ns, slow_cost_ns
+
+    def tick(self, *, slow: bool) -> None:
+        self.ticks.append((self._time.now_ns, slow))
+        cost_ns = self._slow_cost_ns if slow else self._cost_ns
+        self._time.now_ns += cost_ns
+        self._cpu.now_ns += cost_ns
+
+    def take(self) -> Rows:
+        return {}
+
+    def describe(self) -> Iterator[str]:
+        yield "counting"
+
+    def close(self) -> None:
+        return
+
+
+def collector(sources: list[Any], sink: Sink, time: FakeTime, cpu: FakeTime, until_s: float, **more: Any) -> Collector:
+    said = more.pop("said", [])
+    settled: dict[str, Any] = {"interval_ns": 100 * MS, "wait": time.sleeper(time.now_ns + round(until_s * SECOND))}
+    return Collector(
+        sources,
+        sink,
+        Remarks(said.append),
+        host="h",
+        axis=time,  # type: ignore[arg-type]
+        monotonic_ns=time.monotonic_ns,
+        cpu_ns=cpu.monotonic_ns,
+        **settled | more,
+    )
+
+
+def test_deadlines_are_fixed_and_slow_fields_once_a_second() -> None:
+    time, cpu = FakeTime(), FakeTime(0)
+    start_ns = time.now_ns
+    source = Counting(time, cpu, cost_ns=3 * MS, slow_cost_ns=20 * MS)
+    made = collector([source], Sink(), time, cpu, 3.05)
+    made.run()
+    assert [at - start_ns for at, _ in source.ticks] == [number * 100 * MS for number in range(31)]
+    assert [(at - start_ns) // SECOND for at, slow in source.ticks if slow] == [0, 1, 2, 3]
+    assert made.cost.missed_ticks == 0
+    assert (made.cost.ticks, made.cost.tick_cpu_ns) == (31, 27 * 3 * MS + 4 * 20 * MS)
+
+
+def test_missed_ticks_are_counted_and_move_no_other() -> None:
+    time, cpu, sink = FakeTime(), FakeTime(0), Sink()
+    start_ns = time.now_ns
+    source = Counting(time, cpu, cost_ns=1 * MS, slow_cost_ns=330 * MS)
+    made = collector([source], sink, time, cpu, 2.05)
+    made.run()
+    # A slow tick takes 330 ms: three deadlines pass, and the next tick comes at the one after them, late by 30 ms.
+    offsets = [(at - start_ns) / SECOND for at, _ in source.ticks]
+    assert offsets[:4] == [0.0, 0.33, 0.4, 0.5]
+    assert made.cost.missed_ticks == 4
+    assert [row["missed_ticks"] for row in sink.rows(TelemetryKind.HOST)] == [0, 2, 2, 0]
+
+
+def test_a_tick_that_begins_a_second_may_be_missed() -> None:
+    time, cpu = FakeTime(), FakeTime(0)
+    start_ns = time.now_ns
+    source = Counting(time, cpu)
+    pause = iter([0] * 9 + [350 * MS] + [0] * 30)
+    made = collector([source], Sink(), time, cpu, 2.05)
+    wait = time.sleeper(start_ns + round(2.05 * SECOND))
+
+    def slow_machine(seconds: float) -> bool:
+        time.now_ns += next(pause)
+        return wait(seconds)
+
+    made._wait = slow_machine
+    made.run()
+    assert [(at - start_ns) // MS for at, slow in source.ticks if slow] == [0, 1250, 2000]
+
+
+def test_a_collector_over_its_budget_reads_slow_fields_less_often() -> None:
+    time, cpu = FakeTime(), FakeTime(0)
+    said: list[str] = []
+    source = Counting(time, cpu, cost_ns=1 * MS, slow_cost_ns=80 * MS)
+    collector([source], Sink(), time, cpu, 60, said=said).run()
+    assert said == [
+        "the collector uses more than 5% of a core: fields that are slow to read are now read every 2 s",
+    ]
+    slow = [at for at, slow in source.ticks if slow]
+    assert {later - earlier for earlier, later in pairwise(slow)} == {SECOND, 2 * SECOND}
+
+
+def test_every_row_of_a_gpu_leaves_once_a_second_with_known_columns() -> None:
+    time, cpu, sink = FakeTime(), FakeTime(0), Sink()
+    start_ns = time.unix_ns()
+    source = NvmlSource(
+        FakeNvml(FakeDevice(), FakeDevice(uuid="GPU-2")),
+        Remarks(lambda line: pytest.fail(line)),
+        host="h",
+        axis=time,  # type: ignore[arg-type]
+        environment={},
+        monotonic_ns=time.monotonic_ns,
+    )
+    collector([source], sink, time, cpu, 2.35).run()
+    rows = sink.rows(TelemetryKind.GPU)
+    for uuid in ("GPU-b6ac", "GPU-2"):
+        times = [row["time_unix_ns"] - start_ns for row in rows if row["gpu_uuid"] == uuid]
+        assert times == [number * 100 * MS for number in range(24)]
+    for kind, found in sink.puts:
+        names = {column.name for column in COLUMNS[kind]}
+        assert all(set(row) <= names for row in found)
+    with_gpm = [(row["time_unix_ns"] - start_ns) // SECOND for row in rows if "tensor_activity" in row]
+    assert with_gpm == [1, 1, 2, 2]
+    assert len(sink.rows(TelemetryKind.GPU_PROCESSES)) == 2 * 3
+    assert len(sink.rows(TelemetryKind.HOST)) == 4
