@@ -106,7 +106,7 @@ def _attempt(
                 connection.request("GET", page.path, headers=headers)
                 response = connection.getresponse()
                 body = _body(response, max_bytes)
-            except (OSError, HTTPException):
+            except (OSError, HTTPException, PageFailed):
                 if is_late():
                     raise TimeoutError from None
                 raise
