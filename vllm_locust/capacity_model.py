@@ -31,23 +31,22 @@ from vllm_locust.probe import ProbeResult, SloCount, by_slo
 Floats = npt.NDArray[np.float64]
 
 # Axes of the grid: root, slope, curvature, inflation.
-SLOPES: Final = np.geomspace(2, 120, 13)[:, None, None]
+SLOPES: Final = np.geomspace(2, 120, 11)[:, None, None]
 CURVATURES: Final = np.array([-2.0, 0.01, 1.0, 3.0, 8.0])[:, None]
 CURVATURE_WEIGHTS: Final = np.array([0.1, 0.2, 0.4, 0.2, 0.1])[:, None]
-INFLATIONS: Final = np.geomspace(1.1, 500, 13)
+INFLATIONS: Final = np.geomspace(1.2, 500, 11)
 SLOPE_PRIOR: Final = (14.0, 0.9)
 """Median, and standard deviation of the logarithm."""
 INFLATION_PRIOR: Final = (10.0, 1.3)
 MISFIT: Final = 0.3
 FAR_BEYOND: Final = 2.5
 """In logits: twelve times as many as a small allowed share."""
-ROOT_POINTS: Final = 121
+ROOT_POINTS: Final = 81
 MARGIN: Final = 0.7
 """How far, in log load, the capacity may lie outside of the loads tried."""
 POINTS: Final = 2001
-OVERLOAD_WIDTH: Final = 0.01
-OVERLOAD_DOUBT: Final = 0.01
-"""Share of the probability that stays above a load which was found to be too much."""
+OVERLOAD_DOUBT: Final = 0.002
+"""The probability that a load was found to be too much although the SLOs hold at it."""
 _NEGLIGIBLE: Final = 1e-6
 
 
@@ -110,11 +109,17 @@ def capacity_posterior(probes: Sequence[ProbeResult]) -> CapacityPosterior:
     }
     above = np.prod([*roots.values(), np.ones(POINTS)], axis=0)
     first = {slo: above * np.maximum(0, -np.gradient(np.log(np.maximum(root, 1e-300)))) for slo, root in roots.items()}
-    for probe in probes:
-        if probe.overloaded is not None:
-            step = 1 / (1 + np.exp(np.clip((log_loads - math.log(probe.load)) / OVERLOAD_WIDTH, -30, 30)))
-            above = above * (OVERLOAD_DOUBT + (1 - OVERLOAD_DOUBT) * step)
-    return CapacityPosterior(log_loads, above, first)
+    flooded = [math.log(probe.load) for probe in probes if probe.overloaded is not None]
+    return CapacityPosterior(log_loads, _below(above, log_loads, flooded), first)
+
+
+def _below(above: Floats, log_loads: Floats, flooded: Sequence[float]) -> Floats:
+    """P(capacity > x) with the knowledge that these loads are too much."""
+    likelihood = np.ones(len(log_loads))
+    for load in flooded:
+        likelihood[log_loads > load] *= OVERLOAD_DOUBT
+    masses = -np.diff(above, prepend=1.0, append=0.0) * np.append(likelihood, likelihood[-1])
+    return np.asarray(1 - np.cumsum(masses[:-1]) / masses.sum())
 
 
 def _observations(counts: Sequence[tuple[ProbeResult, SloCount]]) -> list[Observation]:
@@ -206,8 +211,9 @@ def _log_rising(start: Floats, steps: int) -> Floats:
 
 
 def _log_gamma(x: Floats) -> Floats:
-    """Stirling's series at x + 8, taken back by the recurrence: 11 digits for x > 0."""
-    z = x + 8.0
-    product = x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5) * (x + 6) * (x + 7)
-    series = (z - 0.5) * np.log(z) - z + 0.5 * math.log(2 * math.pi) + 1 / (12 * z) - 1 / (360 * z**3)
-    return np.asarray(series - np.log(product))
+    """Stirling's series at x + 5, taken back by the recurrence: 8 digits for x > 0, and fast."""
+    z = x + 5.0
+    series = (
+        (z - 0.5) * np.log(z) - z + 0.5 * math.log(2 * math.pi) + (1 - (1 / 30 - 2 / 7 / 30 / z**2) / z**2) / 12 / z
+    )
+    return np.asarray(series - np.log(x * (x + 1) * (x + 2) * (x + 3) * (x + 4)))

@@ -20,6 +20,8 @@ MIN_GROWTH: Final = 0.05
 """Of the arrivals; a smaller excess does no harm within a probe."""
 LATER_SHARE: Final = 0.3
 """Of the growth: what grows evenly has half of it in the later half."""
+MIN_COMPLETED: Final = 10
+"""And as many as were in flight at first: before that, nothing is known of how long requests take."""
 FILLING: Final = 1.1
 """So many times the completions of the first half, beside their own scatter, mean that the server still fills up."""
 
@@ -55,6 +57,8 @@ class Overload:
         first, middle, last = self._looks[0], self._looks[steps // 2], self._looks[-1]
         growth, later = last.in_flight - first.in_flight, last.in_flight - middle.in_flight
         if growth <= MIN_GROWTH * (last.arrived - first.arrived) or later < LATER_SHARE * growth:
+            return None
+        if last.completed - first.completed < max(MIN_COMPLETED, first.in_flight):
             return None
         scatter = (self._squares - growth**2 / steps) * steps / (steps - 1)
         if growth**2 <= self._limit(middle) ** 2 * scatter or _fills(first, middle, last):

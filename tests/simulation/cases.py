@@ -51,9 +51,7 @@ DOCUMENTS: Final = Lengths(prompt_mean=1500, output_mean=8, spread=0.5, at_most=
 CASES: Final = (
     Case("max_num_seqs, p99(ttft)", FEW_SEQUENCES, CHAT, ("p99(ttft)<=1s",), 7.86),
     Case("max_num_seqs, p90(ttft)", FEW_SEQUENCES, CHAT, ("p90(ttft)<=1s",), 8.90),
-    Case(
-        "decoding, goodput", LARGE_BATCH, SHORT_CHAT, ("ttft<=500ms", "tpot<=40ms", "good_fraction>=0.95"), 32.65
-    ),
+    Case("decoding, goodput", LARGE_BATCH, SHORT_CHAT, ("ttft<=500ms", "tpot<=40ms", "good_fraction>=0.95"), 32.65),
     Case("decoding, p99(e2e)", LARGE_BATCH, SHORT_CHAT, ("p99(e2e)<=4s",), 33.93),
     Case("KV cache, p99(ttft)", SMALL_CACHE, CONTEXT, ("p99(ttft)<=600ms",), 11.92),
     Case("prefill, p99(ttft)", LONG_PROMPTS, DOCUMENTS, ("p99(ttft)<=1500ms",), 9.78),
