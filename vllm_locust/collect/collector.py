@@ -131,7 +131,9 @@ class Collector:
     def _emit(self) -> None:
         now_ns, cpu_now_ns = self._monotonic_ns(), self._cpu_ns()
         (since_ns, cpu_since_ns), self._since = self._since, (now_ns, cpu_now_ns)
-        fraction = (cpu_now_ns - cpu_since_ns) / (now_ns - since_ns) if now_ns > since_ns else None
+        # The first row comes at once, after a time too short to tell.
+        whole = now_ns - since_ns >= SECOND_NS // 2
+        fraction = (cpu_now_ns - cpu_since_ns) / (now_ns - since_ns) if whole else None
         own = {"collector_cpu_fraction": fraction, "missed_ticks": self._missed_ticks}
         self._missed_ticks = 0
         when = {"time_unix_ns": self._axis.unix_ns(), "host": self._host}
