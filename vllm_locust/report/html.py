@@ -13,6 +13,7 @@ import jinja2
 
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS
 from vllm_locust.report import figures
+from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
 from vllm_locust.report.stage_table import remarks, ttft_block
 from vllm_locust.report.text import COLUMNS, printable, verdict_line
 
@@ -48,7 +49,8 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         columns=COLUMNS,
         card_columns=_CARD_COLUMNS,
         distributions=sorted(DISTRIBUTIONS, key=lambda metric: _FIRST.get(metric.name, len(_FIRST))),
-        remarks=list(remarks(summary)),
+        remarks=[*remarks(summary), *server_remarks(summary["stages"])],
+        server_rows=SERVER_ROWS if has_server(summary["stages"]) else (),
         yes_or_no={True: "yes", False: "no", None: figures.UNKNOWN},
         ttft_block=ttft_block,
         catalogue=list(CATALOGUE.values()),

@@ -13,6 +13,7 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.report.blocks import metric_block, pooled_block
 from vllm_locust.report.request_times import RequestTimes
 from vllm_locust.report.run_facts import Interval, RunFacts, Stage
+from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import PER_REQUEST, POOLED, StageSamples
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.steady_state import SteadyState
@@ -28,10 +29,12 @@ def stage_numbers(
     inflations: Inflations,
     times: RequestTimes,
     facts: RunFacts,
+    server: ServerMetrics,
 ) -> dict[str, Any]:
     """The numbers that a stage and the whole window have in common."""
     interval = stage.interval
     planned = _planned(stage, samples)
+    blocks = _blocks(samples, inflations)
     return {
         "start_unix_ns": None if interval is None else interval.start_unix_ns,
         "end_unix_ns": None if interval is None else interval.end_unix_ns,
@@ -46,9 +49,9 @@ def stage_numbers(
         "delivery": times.delivery_json(interval, facts.process_gap_cv if stage.kind == "hold" else None),
         "tokens_per_chunk": _tokens_per_chunk(samples),
         "tpot_reads_low": _tpot_reads_low(samples),
-        **_blocks(samples, inflations),
+        **blocks,
         "gpu": None,
-        "server": None,
+        "server": server.numbers(interval, blocks["ttft_s"]["mean"]),
         **_state_json(times.steady_state(stage, planned)),
     }
 

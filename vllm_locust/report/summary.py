@@ -19,6 +19,7 @@ from vllm_locust.report.definition_card import definition_card
 from vllm_locust.report.evidence import evidence
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts, Stage
+from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_numbers import stage_numbers
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import read_worker_health
@@ -36,10 +37,11 @@ def summarize(
     *,
     workers: Source | None = None,
     missed_arrivals: Source | None = None,
+    server: Source | None = None,
     length_reference: LengthReference | None = None,
 ) -> dict[str, Any]:
-    """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers`` and ``missed_arrivals``, of an open loop,
-    are the parquet files or their batches.
+    """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers``, ``missed_arrivals``, of an open loop, and
+    ``server`` are the parquet files or their batches.
 
     ``length_reference`` holds the prompt and the output lengths of the workload's source.
     """
@@ -48,19 +50,20 @@ def summarize(
     reading.read(requests, missed_arrivals)
     inflations = reading.gap_inflations(requests)
     health = read_worker_health(workers, facts.window)
+    servers = ServerMetrics(() if server is None else server)
     stages = [
         {
             "stage": stage.index,
             "name": stage.name,
             "stage_kind": stage.kind,
             "users": stage.users,
-            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts),
+            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts, servers),
         }
         for stage, samples, rates in zip(facts.stages, reading.stages.values(), reading.stage_rates(), strict=True)
     ]
     rates = reading.window_arrivals.rates(0)
     of_total = inflations[id(reading.total)]
-    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts)
+    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, servers)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
     verdict = judge(evidence(facts, reading, health, shifts, total, slo, stages))

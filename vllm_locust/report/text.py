@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
+from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
 from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines
 
 WIDTH: Final = 100
@@ -33,10 +34,11 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
         _verdict(summary, colour),
         [
             *stage_lines(summary["stages"], _stage_heading),
-            *_wrapped(f"- {printable(remark)}" for remark in remarks(summary)),
+            *_wrapped(f"- {printable(remark)}" for remark in (*remarks(summary), *server_remarks(summary["stages"]))),
         ],
-        *(_load(part) for part in _abreast(summary["stages"])),
+        *(_beside(part, "LOAD", _LOAD_ROWS) for part in _abreast(summary["stages"])),
         _latency(summary),
+        *(_beside(part, "SERVER", SERVER_ROWS) for part in _abreast(summary["stages"]) if has_server(part)),
         _slos(summary["slo"]),
         _errors(summary["errors"]),
         _health(summary["health"]["workers"], summary["coalesced"], summary["totals"]["all_phases"]),
@@ -104,7 +106,8 @@ def _in_flight(stage: Json) -> str:
     return f"{figures.rate(in_flight['mean'])} ({figures.count(in_flight['max'])})"
 
 
-_LOAD_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
+Rows = tuple[tuple[str, Callable[[Json], str]], ...]
+_LOAD_ROWS: Final[Rows] = (
     ("length", lambda s: figures.time(s["length_s"])),
     ("offered requests/s", lambda s: figures.rate(s["offered_rps"])),
     ("arrivals planned", lambda s: figures.count(s["planned_arrivals"])),
@@ -137,10 +140,10 @@ def _missed(stage: Json) -> int:
     return int(stage["requests"]["dropped_arrivals"]) + int(stage["requests"]["lost_arrivals"])
 
 
-def _load(stages: Sequence[Json]) -> list[str]:
+def _beside(stages: Sequence[Json], title: str, rows: Rows) -> list[str]:
     """Stages as columns."""
-    lines = ["LOAD" + " " * 22 + "".join(f"{_stage_heading(stage):>{_STAGE_COLUMN + 1}}" for stage in stages)]
-    for label, show in _LOAD_ROWS:
+    lines = [f"{title:<26}" + "".join(f"{_stage_heading(stage):>{_STAGE_COLUMN + 1}}" for stage in stages)]
+    for label, show in rows:
         lines.append(f"  {label:<24}" + "".join(f"{show(stage):>{_STAGE_COLUMN + 1}}" for stage in stages))
     return [line.rstrip() for line in lines]
 
