@@ -34,6 +34,7 @@ CLEAN: dict[str, Any] = {
     "gc_pause_max_ns": 20_000_000,
     "clock_step_max_ns": 100_000_000,
     "clock_uncertainty_max_ns": 10_000_000,
+    "telemetry_silence": {"the metrics of http://a": 0.10},
     "token_sources": ("usage",),
 }
 
@@ -182,6 +183,13 @@ def test_what_is_not_known_is_no_reason() -> None:
         ({"gc_pause_max_ns": 21_000_000}, "gc_pause", "degraded", 0, "21 ms"),
         ({"clock_step_max_ns": 2_000_000_000}, "clock_stepped", "degraded", 0, "2 s"),
         ({"clock_uncertainty_max_ns": 15_000_000}, "clock_uncertain", "degraded", 0, "±15 ms"),
+        (
+            {"telemetry_silence": {"b": 0.2, "a": 0.11, "c": 0.1}},
+            "telemetry_missing",
+            "degraded",
+            0,
+            "of a, b for up to 20 %",
+        ),
         ({"stopped_early": "Ctrl-C"}, "stopped_early", "degraded", 0, "Ctrl-C"),
         ({"token_sources": ("usage", "chunks")}, "token_source_mixed", "degraded", 0, "chunks, usage"),
         ({"token_sources": ("chunks",)}, "tokens_are_chunks", "degraded", 0, "each chunk counts as one token"),

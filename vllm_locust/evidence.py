@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,8 @@ class Evidence:
     gc_pause_max_ns: int | None = None
     clock_step_max_ns: int | None = None
     clock_uncertainty_max_ns: int | None = None
+    telemetry_silence: Mapping[str, float] = field(default_factory=dict)
+    """By what was to be sampled beside the requests: the share of the window in which nothing came of it."""
     stopped_early: str | None = None
     """Why the run ended before its time."""
     token_sources: Sequence[str] = ()

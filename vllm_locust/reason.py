@@ -58,6 +58,8 @@ class Thresholds:
     cpu_fraction_p95: float = 0.90
     run_delay_share: float = 0.10
     gc_pause_ns: int = 20_000_000
+    telemetry_silence: float = 0.10
+    """Of the window. What lies beside the requests may have a gap."""
     clock_step_ns: int = 100_000_000
     clock_uncertainty_ns: int = 10_000_000
 

@@ -238,6 +238,18 @@ def _clock_uncertain(evidence: Evidence, thresholds: Thresholds) -> Reason | Non
     return Reason("clock_uncertain", Status.DEGRADED, sentence, uncertainty)
 
 
+def _telemetry_missing(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    silent = {what: share for what, share in evidence.telemetry_silence.items() if share > thresholds.telemetry_silence}
+    if not silent:
+        return None
+    worst = max(silent.values())
+    sentence = (
+        f"Nothing came of {', '.join(sorted(silent)[:10])} for up to {percent_text(worst)} of the window: what the "
+        "report says of them is not of all of it. The requests' own numbers do not depend on that."
+    )
+    return Reason("telemetry_missing", Status.DEGRADED, sentence, worst)
+
+
 def _stopped_early(evidence: Evidence, _: Thresholds) -> Reason | None:
     if evidence.stopped_early is None:
         return None
@@ -280,6 +292,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _gc_pause,
     _clock_stepped,
     _clock_uncertain,
+    _telemetry_missing,
     _stopped_early,
     _slo_undecided,
     _token_sources,

@@ -234,9 +234,26 @@ def test_a_queue_that_grows(slope: float, grows: bool) -> None:
 def test_how_much_of_the_window_nobody_saw() -> None:
     looks: list[Look] = [(t, None if 10 <= t < 30 else {"requests_running": 1}) for t in range(100)]
     found = metrics(rows(looks))
-    assert found.unwatched_share(A, stage(0, 100)) == pytest.approx(21 / 100), "from the last look to the next"
-    assert found.unwatched_share(A, stage(40, 100)) == 0
-    assert found.unwatched_share(B, stage(0, 100)) == 1, "a page that was never read"
+    assert found.silence(A, stage(0, 100)) == pytest.approx(21 / 100), "from the last look to the next"
+    assert found.silence(A, stage(40, 100)) == 0
+    assert found.silence(B, stage(0, 100)) == 1, "a page that was never read"
+    assert found.silence(A, stage(11.5, 14.5)) == 1
+    assert found.silence(A, stage(11.5, 13)) == 0, "shorter than two looks"
+
+
+def test_silence_in_the_verdict() -> None:
+    def verdict(read_until: float) -> Any:
+        looks: list[Look] = [(t, {"requests_running": 1} if t < read_until else None) for t in range(80)]
+        server = pa.Table.from_pylist(rows(looks), schema=SCHEMA).to_batches()
+        facts = run(10, 70, server_metrics={"pages": [{"url": f"{A}/metrics", "target": A}]})
+        return summarize(facts, [batch([request(11, [1, 2])])], server=server)["verdict"]
+
+    assert verdict(80)["reasons"] == []
+    assert verdict(65)["reasons"] == [], "a tenth may be missing"
+    (reason,) = verdict(40)["reasons"]
+    assert (reason["code"], reason["severity"]) == ("telemetry_missing", "degraded")
+    assert reason["value"] == pytest.approx(31 / 60)
+    assert "Nothing came of the metrics of http://a:8000 for up to 51.7 % of the window" in reason["sentence"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.booleans()), min_size=2, max_size=30))

@@ -10,6 +10,7 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.reason import THRESHOLDS
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts
+from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import WorkerHealth
 
@@ -21,6 +22,7 @@ def evidence(
     shifts: Sequence[Shift],
     total: Mapping[str, Any],
     slo: Mapping[str, Any],
+    servers: ServerMetrics,
     stages: Sequence[Mapping[str, Any]],
 ) -> Evidence:
     everything, requests = reading.everything, total["requests"]
@@ -60,6 +62,7 @@ def evidence(
         gc_pause_max_ns=health.gc_pause_max_ns,
         clock_step_max_ns=facts.clock_step_max_ns,
         clock_uncertainty_max_ns=facts.clock_uncertainty_max_ns,
+        telemetry_silence=_silence(facts, servers),
         stopped_early=facts.stopped_early,
         token_sources=tuple(everything.token_sources),
         slos_undecided=_undecided(slo),
@@ -88,6 +91,13 @@ def _arrivals(arrivals: Mapping[str, int | None] | None) -> dict[str, Any]:
     if arrivals is None:
         return {}
     return {f"arrivals_{name}": arrivals[name] for name in ("lost", "doubled", "misplaced")}
+
+
+def _silence(facts: RunFacts, servers: ServerMetrics) -> dict[str, float]:
+    window = facts.window
+    if window is None:
+        return {}
+    return {f"the metrics of {target}": servers.silence(target, window) for target in facts.metrics_targets}
 
 
 def _undecided(slo: Mapping[str, Any]) -> tuple[str, ...]:

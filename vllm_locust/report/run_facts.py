@@ -14,7 +14,8 @@ the records: ``{"planned", "dropped", "lost", "doubled", "misplaced"}``; ``lost`
 ``stopped_early``: why, or null. -
 ``workers``: ``{"expected", "missing": [id, …], "flushed":
 {id: {"unstorable_values"}}}``. - ``records``: ``{"lost", "batches_lost", "spooled_batches"}``. -
-``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``slots``: how many requests could be in flight at most, over
+``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``server_metrics``: ``{"pages": [{"target"}]}``, the servers
+whose own metrics were to be read. - ``slots``: how many requests could be in flight at most, over
 all workers; null in a closed loop.
 """
 
@@ -74,6 +75,8 @@ class RunFacts:
     slots: int | None
     process_gap_cv: float | None
     """The coefficient of variation that the gaps between arrivals are meant to have, at a steady rate."""
+    metrics_targets: tuple[str, ...]
+    """Servers whose own metrics were to be read."""
     arrivals: Mapping[str, int | None] | None
     """None in a closed loop."""
 
@@ -101,6 +104,7 @@ class RunFacts:
             clock_uncertainty_max_ns=clock.get("uncertainty_max_ns"),
             slots=run.get("slots"),
             process_gap_cv=_process_gap_cv(run.get("schedule")),
+            metrics_targets=tuple(page["target"] for page in (run.get("server_metrics") or {}).get("pages") or ()),
             arrivals=run.get("arrivals"),
         )
 

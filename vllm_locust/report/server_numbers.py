@@ -25,6 +25,7 @@ _GAUGES: Final = ("requests_running", "requests_waiting", "kv_cache_usage")
 _OF_PAGE: Final = (UP, SCRAPE_DURATION, PROCESS_START)
 _KNOWN: Final = frozenset((*_COUNTERS, *_GAUGES, *_OF_PAGE))
 LONGEST_SILENCE_S: Final = 5.0
+SHORTEST_WINDOW_S: Final = 2.0
 _RESTARTED_S: Final = 0.5
 """Starts of a process further apart than this are two: some servers round the time."""
 _Key = tuple[str, str | None, str]
@@ -80,14 +81,17 @@ class ServerMetrics:
             **{f"{name}_mean_s": self._mean(name, span) for name in ("decode", "itl", "e2e")},
         }
 
-    def unwatched_share(self, target: str, window: Interval) -> float:
-        """Of the window, how much lies in stretches of more than ``LONGEST_SILENCE_S`` without a page."""
+    def silence(self, target: str, window: Interval) -> float:
+        """The share of the window that lies in stretches without a page of more than ``LONGEST_SILENCE_S``: all of it
+        where a window of more than ``SHORTEST_WINDOW_S`` has none.
+        """
         up = self._up.get(target)
         looks = np.empty(0, dtype=np.int64) if up is None else _good_looks(up)
         inside = looks[(looks > window.start_unix_ns) & (looks < window.end_unix_ns)]
         edges = np.concatenate(([window.start_unix_ns], inside, [window.end_unix_ns]))
         gaps_s = np.diff(edges) / 1e9
-        return float(gaps_s[gaps_s > LONGEST_SILENCE_S].sum() / window.length_s) if window.length_s else 0.0
+        silent_s = gaps_s[gaps_s > (LONGEST_SILENCE_S if len(inside) else SHORTEST_WINDOW_S)].sum()
+        return float(silent_s / window.length_s) if silent_s else 0.0
 
     def _gain(self, name: str, span: tuple[int, int]) -> float | None:
         gains = [gain[0] for _, counter in self._counters[name] if (gain := counter.gain(*span)) is not None]

@@ -66,7 +66,7 @@ def summarize(
     total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, servers)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
-    verdict = judge(evidence(facts, reading, health, shifts, total, slo, stages))
+    verdict = judge(evidence(facts, reading, health, shifts, total, slo, servers, stages))
     return {
         "schema": SCHEMA,
         "run_id": facts.run_id,

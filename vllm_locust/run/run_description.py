@@ -47,10 +47,7 @@ def description(checked: Checked, run_id: str, started_unix_ns: int, *, token_de
         "config": config.to_json(),
         "token_detail": token_detail,
         "server": asdict(checked.server),
-        "server_metrics": {
-            "asked": bool(config.metrics_pages),
-            "pages": [{"url": page.url, "target": page.target} for page in checked.metrics_pages],
-        },
+        "server_metrics": {"pages": [{"url": page.url, "target": page.target} for page in checked.metrics_pages]},
         "workload": {
             "name": workload.name,
             "description": workload.description,
