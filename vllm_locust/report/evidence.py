@@ -22,7 +22,7 @@ def evidence(
     shifts: Sequence[Shift],
     total: Mapping[str, Any],
     slo: Mapping[str, Any],
-    servers: ServerMetrics,
+    servers: ServerMetrics | None,
     stages: Sequence[Mapping[str, Any]],
 ) -> Evidence:
     everything, requests = reading.everything, total["requests"]
@@ -93,9 +93,9 @@ def _arrivals(arrivals: Mapping[str, int | None] | None) -> dict[str, Any]:
     return {f"arrivals_{name}": arrivals[name] for name in ("lost", "doubled", "misplaced")}
 
 
-def _silence(facts: RunFacts, servers: ServerMetrics) -> dict[str, float]:
+def _silence(facts: RunFacts, servers: ServerMetrics | None) -> dict[str, float]:
     window = facts.window
-    if window is None:
+    if window is None or servers is None:
         return {}
     return {f"the metrics of {target}": servers.silence(target, window) for target in facts.metrics_targets}
 

@@ -29,7 +29,7 @@ def stage_numbers(
     inflations: Inflations,
     times: RequestTimes,
     facts: RunFacts,
-    server: ServerMetrics,
+    servers: ServerMetrics | None,
 ) -> dict[str, Any]:
     """The numbers that a stage and the whole window have in common."""
     interval = stage.interval
@@ -51,7 +51,7 @@ def stage_numbers(
         "tpot_reads_low": _tpot_reads_low(samples),
         **blocks,
         "gpu": None,
-        "server": server.numbers(interval, blocks["ttft_s"]["mean"]),
+        "server": None if servers is None else servers.numbers(interval, blocks["ttft_s"]["mean"]),
         **_state_json(times.steady_state(stage, planned)),
     }
 

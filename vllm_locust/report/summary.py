@@ -50,7 +50,7 @@ def summarize(
     reading.read(requests, missed_arrivals)
     inflations = reading.gap_inflations(requests)
     health = read_worker_health(workers, facts.window)
-    servers = ServerMetrics(() if server is None else server)
+    servers = None if server is None else ServerMetrics(server)
     stages = [
         {
             "stage": stage.index,
