@@ -363,7 +363,8 @@ def _slos(texts: Any, problems: list[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _metrics_pages(texts: Any, problems: list[str]) -> tuple[MetricsPage, ...] | None:
+def _metrics_pages(given: Any, problems: list[str]) -> tuple[MetricsPage, ...] | None:
+    texts = [text for text in given if text]
     if not texts or "none" in texts:
         if len(texts) > 1:
             problems.append("--metrics-url none: nothing is read with it; drop it, or the other addresses")

@@ -32,8 +32,10 @@ class VllmServer:
 
 
 @contextmanager
-def vllm_server(script: str, directory: Path, *flags: str, **settings: str) -> Iterator[VllmServer]:
-    port = free_port()
+def vllm_server(
+    script: str, directory: Path, *flags: str, port: int | None = None, **settings: str
+) -> Iterator[VllmServer]:
+    port = free_port() if port is None else port
     env = environment(PORT=str(port), HOST="127.0.0.1", RUN_DIR=str(directory), **settings)
     output = directory / "start.txt"
     with output.open("w") as file:

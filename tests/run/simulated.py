@@ -99,9 +99,11 @@ def _refuse(word: str) -> None:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Without what the developer's own shell may have set."""
+    """Without what the developer's own shell may have set, and without a process for the server's metrics, which only
+    costs time where a test does not look at them.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_LOCUST_", "LOCUST_", "OPENAI_"))}
-    return kept | extra
+    return kept | {"VLLM_LOCUST_METRICS_URL": "none"} | extra
 
 
 def processes(count: int) -> tuple[str, ...]:
