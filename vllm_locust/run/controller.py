@@ -30,7 +30,7 @@ from vllm_locust.run.messenger import DRAIN, Messenger
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.recovery import RUN, STOPPED_EARLY
 from vllm_locust.run.run_description import Checked, description
-from vllm_locust.run.server_metrics import ScraperProcess
+from vllm_locust.run.server_metrics import ScraperProcess, start_scraper
 from vllm_locust.run.server_scraper import ScraperConfig
 from vllm_locust.run.spawning import SpawnOrder
 from vllm_locust.run.workers import RunWorkers
@@ -46,6 +46,8 @@ from vllm_locust.store.rundir import RunDirectory, write_json
 logger = logging.getLogger(__name__)
 
 RECORDER_TIMEOUT_S = 60.0
+TELEMETRY_BEFORE_NS = 2_000_000_000
+"""Who has published so shortly before a run is expected to go on."""
 
 
 class RunController:
@@ -96,6 +98,7 @@ class RunController:
                 add_worker=self._add_worker,
                 common_unix_ns=self._common_unix_ns,
                 publish=self._publish,
+                requests_waiting=self._requests_waiting,
             )
         )
         create = RunDirectory.create_next if one_of_many else RunDirectory.create
@@ -129,6 +132,7 @@ class RunController:
                 run_id=self.run_id,
                 redis_url=url,
                 redis_password_file=None if password_file is None else str(password_file),
+                telemetry_from_unix_ns=self._common_unix_ns() - TELEMETRY_BEFORE_NS,
             ),
             self.run_dir,
             spawn=gevent.spawn,
@@ -148,7 +152,7 @@ class RunController:
         pages, secrets = self._checked.metrics_pages, self._checked.secrets
         if not pages:
             return
-        self._scraper = ScraperProcess(
+        self._scraper = start_scraper(
             ScraperConfig(
                 run_id=self.run_id,
                 redis_url=self._redis_url,
@@ -156,7 +160,8 @@ class RunController:
                 pages=pages,
                 tls=self._config.tls,
                 api_key=secrets.api_key,
-            )
+            ),
+            spawn=gevent.spawn,
         )
 
     def _measure_clock(self, server_run_id: str) -> None:
@@ -251,6 +256,9 @@ class RunController:
         """Now on the Redis server's clock, which is the common one."""
         assert self._clock_offset is not None
         return self._axis.unix_ns() + shift_ns(self._clock_offset)
+
+    def _requests_waiting(self) -> float | None:
+        return None if self._scraper is None else self._scraper.requests_waiting
 
     # The end
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from vllm_locust.report.text import render_text
 from vllm_locust.run.arrivals import account_for_arrivals
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.recovery import MergeOrder, completed, read_control, take_in
+from vllm_locust.run.telemetry_merge import merge_telemetry
 from vllm_locust.slo import Slo, judge_requests, parse_slos
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_text
 from vllm_locust.store.schema import BatchKind
+from vllm_locust.telemetry import TelemetryKind
 from vllm_locust.workload.load import load_workload
 from vllm_locust.workload.workload import Workload
 
@@ -53,6 +56,7 @@ def merge_run(order: MergeOrder) -> Merged:
         run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, lambda rows: add_columns(rows, run, slos, clocks)
     )
     finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet, clocks.move)
+    run |= merge_telemetry(run, run_dir)
     workload = _workload_again(run)
     run |= account_for_arrivals(run, run_dir, None if workload is None else workload.offsets_ns())
     write_json(run_dir.run_json, run)
@@ -72,7 +76,8 @@ def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workloa
         run,
         run_dir.requests_parquet,
         workers=run_dir.workers_parquet,
-        missed_arrivals=run_dir.arrivals_parquet if run_dir.arrivals_parquet.is_file() else None,
+        missed_arrivals=_if_there(run_dir.arrivals_parquet),
+        server=_if_there(run_dir.telemetry_parquet(TelemetryKind.SERVER)),
         length_reference=None if workload is None else workload.length_reference(),
     )
     text = render_text(summary)
@@ -80,6 +85,10 @@ def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workloa
     write_text(run_dir.report_txt, text)
     write_text(run_dir.report_html, render_html(summary, run))
     return Merged(summary, text)
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def add_columns(rows: pa.RecordBatch, run: Mapping[str, Any], slos: list[Slo], clocks: WorkerClocks) -> pa.RecordBatch:

@@ -46,6 +46,7 @@ MASTER_ENDED: Final = "the master ended before the run did"
 _WAIT_FOR_RECORDER_S: Final = 150.0
 """A recorder whose master is gone ends when the workers have been silent for a while."""
 _DRAIN_S: Final = 600.0
+_TELEMETRY_BEFORE_NS: Final = 60_000_000_000
 
 
 def flushed_field(worker_id: str) -> str:
@@ -154,7 +155,12 @@ def _check_known(order: MergeOrder) -> None:
 
 def _drain(order: MergeOrder, redis_url: str) -> None:
     password_file = None if order.redis_password_file is None else str(order.redis_password_file)
-    config = RecorderConfig(run_id=order.run_id, redis_url=redis_url, redis_password_file=password_file)
+    config = RecorderConfig(
+        run_id=order.run_id,
+        redis_url=redis_url,
+        redis_password_file=password_file,
+        telemetry_from_unix_ns=max(0, int(read_control(order.run_dir).get(WINDOW_START) or 0) - _TELEMETRY_BEFORE_NS),
+    )
     report = start_recorder(config, order.run_dir).finish(_DRAIN_S)
     if not report.drained:
         raise StoreError(

@@ -27,6 +27,8 @@ from vllm_locust.store.redis_store import RunStore, StreamEntry
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json
 from vllm_locust.store.schema import BatchKind
+from vllm_locust.store.telemetry_recorder import TelemetryRecorder
+from vllm_locust.store.telemetry_store import TelemetryStore
 
 SECOND_NS = 1_000_000_000
 _BEGIN = dict.fromkeys(BatchKind, "0-0")
@@ -46,11 +48,16 @@ class RecorderConfig:
     orphan_silence_ns: int = 15 * SECOND_NS
     """After the parent has gone: end when no batch has come for so long."""
     control_interval_ns: int = 5 * SECOND_NS
+    telemetry_from_unix_ns: int = 0
+    """Telemetry that was published before this time of the server is not the run's."""
 
 
 class Recorder:
-    def __init__(self, config: RecorderConfig, run_dir: RunDirectory, store: RunStore) -> None:
+    def __init__(
+        self, config: RecorderConfig, run_dir: RunDirectory, store: RunStore, telemetry: TelemetryRecorder
+    ) -> None:
         self._config = config
+        self._telemetry = telemetry
         self._run_dir = run_dir
         self._store = store
         self._intake = Intake(run_dir, config.run_id)
@@ -76,11 +83,12 @@ class Recorder:
             self._publish()
             self._trim()
             self._keep_control(now_ns, finishing=finishing)
+            complete = self._telemetry.turn(finishing=finishing)
         except (StoreError, OSError) as exc:
             self._fail(exc)
             return False
         self._error = None
-        return idle and not len(self._intake)
+        return idle and complete and not len(self._intake)
 
     @property
     def failing(self) -> bool:
@@ -95,12 +103,14 @@ class Recorder:
 
     def close(self) -> None:
         self._intake.close()
+        self._telemetry.close()
 
     def _check_server(self, now_ns: int) -> None:
         """Another server than before is read from its beginning; one whose data is gone is told what is durable."""
         server_run_id = self._store.run_id_of_server()
         if server_run_id != self._server_run_id:
             self._after = dict(_BEGIN)
+            self._telemetry.restart(self._config.telemetry_from_unix_ns if self._server_run_id is None else 0)
             self._server_run_id = server_run_id
             for entry_ids in self._to_trim.values():
                 entry_ids.clear()
@@ -233,8 +243,9 @@ def main() -> int:
         run_dir = RunDirectory(Path(raw.pop("run_dir")))
         config = RecorderConfig(**raw)
         password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
-        store = RunStore(redis_options(config.redis_url, password_file), config.run_id)
-        recorder = Recorder(config, run_dir, store)
+        options = redis_options(config.redis_url, password_file)
+        store = RunStore(options, config.run_id)
+        recorder = Recorder(config, run_dir, store, TelemetryRecorder(run_dir.telemetry_parts, TelemetryStore(options)))
         refused_before = _refused_before(run_dir)
     except (VllmLocustError, OSError, KeyError, TypeError, ValueError) as exc:
         print(f"recorder: {exc}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.store.durable_file import atomic_path
+from vllm_locust.telemetry import TelemetryKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,18 @@ class RunDirectory:
     def workers_parquet(self) -> Path:
         return self.path / "workers.parquet"
 
+    def telemetry_parquet(self, kind: TelemetryKind) -> Path:
+        """There only where something was sampled."""
+        return self.path / f"{kind.value}.parquet"
+
     @property
     def parts(self) -> Path:
         """What the recorder wrote while the run went on."""
         return self.path / "parts"
+
+    @property
+    def telemetry_parts(self) -> Path:
+        return self.parts / "telemetry"
 
     @property
     def recorder_json(self) -> Path:
