@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.completion import CompletionReader
+from vllm_locust.completion_state import Completion
 from vllm_locust.sse import Event, EventDecoder
 
 GOLDENS = sorted((Path(__file__).parent / "goldens" / "vllm_0_32").glob("*.sse"))
@@ -47,7 +48,7 @@ PLACES: list[tuple[str | int, ...]] = [
 def state(reader: CompletionReader) -> dict[str, Any]:
     """Everything in the reader but the short cut's own memory, choices opened up."""
     found: dict[str, Any] = {}
-    for name in CompletionReader.__slots__:
+    for name in (*Completion.__slots__, *CompletionReader.__slots__):
         value = getattr(reader, name)
         if name == "_choices":
             value = {

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.completion import CompletionReader
+from vllm_locust.completion_state import Completion
 from vllm_locust.load.answer import HttpAnswer, whole_chunks
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import Exchange
@@ -75,7 +76,7 @@ def read_one_by_one(payloads: list[bytes]) -> CompletionReader:
 
 
 def known(reader: CompletionReader) -> dict[str, Any]:
-    names = [name for name in CompletionReader.__slots__ if not name.startswith("_")]
+    names = [name for name in (*Completion.__slots__, *CompletionReader.__slots__) if not name.startswith("_")]
     names += ["complete", "output_tokens", "token_source", "known_chunk_tokens", "first_answer_ns", "texts", "choices"]
     return {name: getattr(reader, name) for name in names} | {"outcome": reader.outcome(), "text": reader.text}
 

@@ -43,6 +43,7 @@ PURE = {
     "choice",
     "chunk_template",
     "completion",
+    "completion_state",
     "confidence",
     "duration",
     "evidence",
