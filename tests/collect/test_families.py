@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.goldens import GOLDENS
-from vllm_locust.collect.families import FAMILIES, FamilyKind, read_page, waiting_requests
+from vllm_locust.collect.families import FAMILIES, FamilyKind, read_page
 from vllm_locust.server_series import split_label
 
 Key = tuple[str | None, str]
@@ -251,8 +251,8 @@ def test_other_servers_and_releases(server: str) -> None:
     ("text", "waiting"),
     [(VLLM_0_6, 2.0), (TWO_ENGINES, 3.0), (SGLANG, 1.0), (TGI, 4.0), (LLAMA_CPP, 46.0), (VLLM_0_10, None), ("", None)],
 )
-def test_waiting_requests(text: str, waiting: float | None) -> None:
-    assert waiting_requests(text) == waiting
+def test_requests_waiting(text: str, waiting: float | None) -> None:
+    assert read_page(text).requests_waiting == waiting
 
 
 def test_a_page_of_something_else() -> None:

@@ -272,6 +272,12 @@ class PageReadings:
         """Whether the page is that of a server in the table, and not of anything else that tells metrics."""
         return any(reading.engine is not None for reading in self.readings)
 
+    @property
+    def requests_waiting(self) -> float | None:
+        """Over all engines; None where the page does not say."""
+        waiting = [reading.value for reading in self.readings if reading.metric == "requests_waiting"]
+        return sum(waiting) if waiting else None
+
 
 def read_page(text: str) -> PageReadings:
     """What a page tells, in our names."""
@@ -285,12 +291,6 @@ def read_page(text: str) -> PageReadings:
     if starts:
         readings.append(Reading(None, PROCESS_START, max(starts)))
     return PageReadings(readings, samples.broken_lines)
-
-
-def waiting_requests(text: str) -> float | None:
-    """How many requests wait in the server that wrote this page, over all its engines. None: it does not say."""
-    waiting = [reading.value for reading in read_page(text).readings if reading.metric == "requests_waiting"]
-    return sum(waiting) if waiting else None
 
 
 def _read_family(family: Family, by_name: Mapping[str, Sequence[Sample]]) -> list[Reading]:

@@ -70,6 +70,9 @@ class Scraper:
         self._interval_ns = interval_ns
         self._fault: str | None = None
         self.counts = ScraperCounts()
+        self.has_looked = threading.Event()
+        self.requests_waiting: float | None = None
+        """On the newest page; None while there is none, or where it does not say."""
 
     def run(self, ending: threading.Event) -> None:
         """Until ``ending`` is set, and once more after it: the last page tells what the whole run came to."""
@@ -82,6 +85,10 @@ class Scraper:
         self.scrape()
 
     def scrape(self) -> None:
+        self._scrape()
+        self.has_looked.set()
+
+    def _scrape(self) -> None:
         began_ns = clock.monotonic_ns()
         try:
             answer = self._request(self._page)
@@ -94,6 +101,7 @@ class Scraper:
             return
         self.counts.pages += 1
         self.counts.broken_lines += readings.broken_lines
+        self.requests_waiting = readings.requests_waiting
         self._put(rows_of_page(self._page, readings, answer, self._axis.offset_ns))
         if self._fault is not None:
             self._tell(f"{self._page.url} is back")
@@ -101,6 +109,7 @@ class Scraper:
 
     def _failed(self, fault: str, began_ns: int) -> None:
         self.counts.failures += 1
+        self.requests_waiting = None
         self._put(
             [
                 {

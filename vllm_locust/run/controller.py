@@ -146,6 +146,8 @@ class RunController:
         write_json(self.run_dir.run_json, at_start)
         self._store.publish_control({RUN: json.dumps(at_start)})
         self._workers.await_ready()
+        if self._scraper is not None:
+            self._scraper.await_first_look()
         self._course.check_ready()
 
     def _start_scraper(self) -> None:

@@ -46,6 +46,8 @@ class RunView:
     """Now on the common clock; it runs on at the monotonic clock's pace."""
     publish: Callable[[dict[str, str]], None]
     """Control fields, for a merge without the master."""
+    requests_waiting: Callable[[], float | None]
+    """At all servers together by their own metrics, a second ago at most or so; None where they do not tell."""
 
 
 class Course(ABC):

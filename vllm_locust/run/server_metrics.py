@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
+import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from vllm_locust.collect.families import read_page
@@ -14,12 +15,14 @@ from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import TargetError
 from vllm_locust.metrics_page import USUAL_PATH, MetricsPage
 from vllm_locust.run.server_scraper import ScraperConfig
-from vllm_locust.store.child_process import start_module
+from vllm_locust.store.child_process import send_line, start_module
+from vllm_locust.store.shipper import start_thread
 from vllm_locust.tls import tls_context
 
 logger = logging.getLogger(__name__)
 
 _MODULE: Final = "vllm_locust.run.server_scraper"
+_FIRST_LOOK_S: Final = 4 * TIMEOUT_S
 _FINISH_S: Final = 4 * TIMEOUT_S
 
 
@@ -61,23 +64,53 @@ def _fault(page: MetricsPage, config: RunConfig, api_key: str | None) -> str | N
 
 
 class ScraperProcess:
+    """Use ``start_scraper``."""
+
     def __init__(self, config: ScraperConfig) -> None:
         self._process = start_module(_MODULE, config.to_line())
+        self._over = threading.Event()
+        self._has_looked = threading.Event()
+        self._scraped: dict[str, Any] | None = None
+        self.requests_waiting: float | None = None
+        """At all servers together, as of about a second ago; None where one of them does not tell."""
+
+    def listen(self) -> None:
+        """Until the process has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = json.loads(line)
+            self._has_looked.set()
+            self.requests_waiting = words.get("requests_waiting")
+            self._scraped = words.get("scraped")
+        self.requests_waiting = None
+        self._process.stdout.close()
+        self._has_looked.set()
+        self._over.set()
+
+    def await_first_look(self) -> None:
+        """Until every page has been read, or tried: what counts from then on is in the run's tables."""
+        self._has_looked.wait(_FIRST_LOOK_S)
 
     def finish(self) -> dict[str, Any] | None:
         """Read every page once more and end. What was read of each page; None where the process does not say."""
-        try:
-            output, _ = self._process.communicate(b"finish\n", timeout=_FINISH_S)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
+        send_line(self._process, "finish")
+        if not self._over.wait(_FINISH_S):
             self.kill()
-            output = b""
-        try:
-            counts: dict[str, Any] = json.loads(output)
-        except ValueError:
+        self._process.wait()
+        if self._scraped is None:
             logger.warning("The process that reads the servers' metrics ended before its time")
-            return None
-        return counts
+        return self._scraped
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._over.wait()
+        self._process.wait()
+
+
+def start_scraper(
+    config: ScraperConfig, *, spawn: Callable[[Callable[[], None]], object] = start_thread
+) -> ScraperProcess:
+    """Start the scraper and what listens to it, which in a gevent process is a greenlet."""
+    scraper = ScraperProcess(config)
+    spawn(scraper.listen)
+    return scraper

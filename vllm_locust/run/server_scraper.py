@@ -1,8 +1,9 @@
 """The scraper: a process of its own that reads the servers' metrics while a run goes on, and publishes them.
 
 Started by exec, with its configuration as one line of JSON on standard input, through which the API key comes, too: no
-process list and no environment shows it. The next line, or the end of the input when the parent is gone, ends it: it
-reads every page once more, publishes what it has, and tells what happened in one line of JSON.
+process list and no environment shows it. When it has looked at every page it tells how many requests wait at the
+servers, and then again each second, in a line of JSON. The next line, or the end of the input when the parent is gone,
+ends it: it reads every page once more, publishes what it has, and tells what happened in a last line.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -50,9 +52,13 @@ class ScraperConfig:
         return cls(**values)
 
 
-def source_prefix(run_id: str) -> str:
-    """Of the names of a run's scrapers: other runs publish to the same stream, and may read the same servers."""
+def _name(run_id: str) -> str:
     return f"server-metrics-{run_id}"
+
+
+def is_scraper_of(run_id: str, source: str) -> bool:
+    """Other runs publish to the same stream, and may read the same servers."""
+    return source.startswith(f"{_name(run_id)}-")
 
 
 def scrape_until(wait: Callable[[], object], config: ScraperConfig) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def scrape_until(wait: Callable[[], object], config: ScraperConfig) -> dict[str,
     password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
     store = TelemetryStore(redis_options(config.redis_url, password_file))
     publisher = TelemetryPublisher(
-        store, PublisherConfig(source=new_source(source_prefix(config.run_id))), unix_ns=axis.unix_ns
+        store, PublisherConfig(source=new_source(_name(config.run_id))), unix_ns=axis.unix_ns
     )
     request = functools.partial(request_page, tls=tls_context(config.tls), timeout_s=TIMEOUT_S, api_key=config.api_key)
     scrapers = {
@@ -70,6 +76,7 @@ def scrape_until(wait: Callable[[], object], config: ScraperConfig) -> dict[str,
     }
     ending = threading.Event()
     threads = [threading.Thread(target=one.run, args=(ending,), daemon=True) for one in scrapers.values()]
+    threads.append(threading.Thread(target=_tell_waiting, args=(list(scrapers.values()), ending), daemon=True))
     for thread in threads:
         thread.start()
     wait()
@@ -81,6 +88,22 @@ def scrape_until(wait: Callable[[], object], config: ScraperConfig) -> dict[str,
     return {url: asdict(one.counts) for url, one in scrapers.items()}
 
 
+def _tell_waiting(scrapers: Sequence[Scraper], ending: threading.Event) -> None:
+    for one in scrapers:
+        one.has_looked.wait()
+    while True:
+        known = [waiting for one in scrapers if (waiting := one.requests_waiting) is not None]
+        _say({"requests_waiting": sum(known) if len(known) == len(scrapers) else None})
+        if ending.wait(INTERVAL_NS / 1e9):
+            return
+
+
+def _say(words: Mapping[str, object]) -> None:
+    """To the parent, which may be gone."""
+    with suppress(BrokenPipeError):
+        print(json.dumps(words), flush=True)
+
+
 def _tell(sentence: str) -> None:
     logging.getLogger(__name__).warning("Server metrics: %s", sentence)
 
@@ -88,8 +111,7 @@ def _tell(sentence: str) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     config = ScraperConfig.from_line(sys.stdin.readline())
-    counts = scrape_until(sys.stdin.readline, config)
-    print(json.dumps(counts), flush=True)
+    _say({"scraped": scrape_until(sys.stdin.readline, config)})
     return 0
 
 

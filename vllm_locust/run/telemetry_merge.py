@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vllm_locust.run.common_clock import ClockTrack
+from vllm_locust.run.server_scraper import is_scraper_of
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.store.telemetry_intake import TelemetryPart, telemetry_parts
 from vllm_locust.store.telemetry_tables import write_telemetry
@@ -45,6 +46,27 @@ class _Clocks:
         }
 
 
+class _Watched:
+    """Every GPU of which there was a row before the window's end, and since when."""
+
+    def __init__(self) -> None:
+        self._first_ns: dict[tuple[str, int, str], int] = {}
+
+    def see(self, rows: pa.Table) -> None:
+        found = rows.group_by(["host", "gpu_index", "gpu_uuid"]).aggregate([(_TIME, "min")]).to_pylist()
+        for gpu in found:
+            key = gpu["host"], gpu["gpu_index"], gpu["gpu_uuid"]
+            first_ns = gpu[f"{_TIME}_min"]
+            self._first_ns[key] = min(first_ns, self._first_ns.get(key, first_ns))
+
+    def as_json(self) -> list[dict[str, Any]]:
+        names = ("host", "gpu_index", "gpu_uuid")
+        return [
+            dict(zip(names, key, strict=True)) | {"first_unix_ns": first_ns}
+            for key, first_ns in sorted(self._first_ns.items())
+        ]
+
+
 def merge_telemetry(run: Mapping[str, Any], run_dir: RunDirectory) -> dict[str, Any]:
     """Write the tables of what there was. For ``run.json``: ``telemetry``, or null where nothing was sampled."""
     parts = telemetry_parts(run_dir.telemetry_parts)
@@ -53,12 +75,17 @@ def merge_telemetry(run: Mapping[str, Any], run_dir: RunDirectory) -> dict[str, 
         return {"telemetry": None}
     clocks = _Clocks(parts)
     rows_of: Counter[TelemetryKind] = Counter()
+    watched = _Watched()
     for kind in TelemetryKind:
 
-        def cut(source: str, rows: pa.Table) -> pa.Table:
+        def cut(source: str, rows: pa.Table, kind: TelemetryKind = kind) -> pa.Table:
+            if kind is TelemetryKind.SERVER and not is_scraper_of(run["run_id"], source):
+                return rows.slice(0, 0)
             times = clocks.move(source, rows.column(_TIME).to_numpy().astype(np.int64))
             inside = (times >= window["start_unix_ns"] - MARGIN_NS) & (times < window["end_unix_ns"] + MARGIN_NS)
             moved = rows.set_column(rows.schema.get_field_index(_TIME), rows.schema.field(_TIME), pa.array(times))
+            if kind is TelemetryKind.GPU:
+                watched.see(moved.filter(pa.array(times < window["end_unix_ns"])))
             return moved.filter(pa.array(inside))
 
         def count(rows: pa.Table, kind: TelemetryKind = kind) -> None:
@@ -68,6 +95,7 @@ def merge_telemetry(run: Mapping[str, Any], run_dir: RunDirectory) -> dict[str, 
     return {
         "telemetry": {
             "rows": {kind.value: rows_of[kind] for kind in TelemetryKind if rows_of[kind]},
+            "gpus": watched.as_json(),
             "sources": [_source_json(source, parts, clocks) for source in _sources(parts)],
         }
     }

@@ -163,7 +163,8 @@ class TelemetryIntake:
         known = self._clocks.setdefault(source, [])
         if measured is not None and measured not in known:
             known.append(measured)
-        if batch.rows.num_rows and known:
+        # Whoever reads the servers' metrics for a run has ended when its recorder is told to.
+        if batch.rows.num_rows and known and batch.header.kind is not TelemetryKind.SERVER:
             latest_unix_ns = int(pc.max(batch.rows.column("time_unix_ns")).as_py())
             self._newest[source, entry.stream] = _Newest(latest_unix_ns + known[-1].offset_ns, clock.monotonic_ns())
 
