@@ -8,6 +8,7 @@ from typing import Any
 from vllm_locust.evidence import Delivery, Evidence, Shift
 from vllm_locust.outcome import Outcome
 from vllm_locust.reason import THRESHOLDS
+from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.server_numbers import ServerMetrics
@@ -22,7 +23,8 @@ def evidence(
     shifts: Sequence[Shift],
     total: Mapping[str, Any],
     slo: Mapping[str, Any],
-    servers: ServerMetrics | None,
+    servers: ServerMetrics,
+    gpus: GpuMetrics,
     stages: Sequence[Mapping[str, Any]],
 ) -> Evidence:
     everything, requests = reading.everything, total["requests"]
@@ -62,7 +64,7 @@ def evidence(
         gc_pause_max_ns=health.gc_pause_max_ns,
         clock_step_max_ns=facts.clock_step_max_ns,
         clock_uncertainty_max_ns=facts.clock_uncertainty_max_ns,
-        telemetry_silence=_silence(facts, servers),
+        telemetry_silence=_silence(facts, servers, gpus),
         stopped_early=facts.stopped_early,
         token_sources=tuple(everything.token_sources),
         slos_undecided=_undecided(slo),
@@ -93,11 +95,12 @@ def _arrivals(arrivals: Mapping[str, int | None] | None) -> dict[str, Any]:
     return {f"arrivals_{name}": arrivals[name] for name in ("lost", "doubled", "misplaced")}
 
 
-def _silence(facts: RunFacts, servers: ServerMetrics | None) -> dict[str, float]:
+def _silence(facts: RunFacts, servers: ServerMetrics, gpus: GpuMetrics) -> dict[str, float]:
     window = facts.window
-    if window is None or servers is None:
+    if window is None:
         return {}
-    return {f"the metrics of {target}": servers.silence(target, window) for target in facts.metrics_targets}
+    of_servers = {f"the metrics of {target}": servers.silence(target, window) for target in facts.metrics_targets}
+    return of_servers | gpus.silence(facts.gpus_watched, window)
 
 
 def _undecided(slo: Mapping[str, Any]) -> tuple[str, ...]:

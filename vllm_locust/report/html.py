@@ -13,9 +13,10 @@ import jinja2
 
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS
 from vllm_locust.report import figures
-from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
-from vllm_locust.report.stage_table import remarks, ttft_block
-from vllm_locust.report.text import COLUMNS, printable, verdict_line
+from vllm_locust.report.gpu_table import GPU_ROWS, has_gpu
+from vllm_locust.report.server_table import SERVER_ROWS, has_server
+from vllm_locust.report.stage_table import ttft_block
+from vllm_locust.report.text import COLUMNS, all_remarks, printable, verdict_line
 
 _TEMPLATE: Final = "report.html.j2"
 _FIRST: Final = {name: place for place, name in enumerate(("ttft", "ttft_from_schedule", "schedule_lag"))}
@@ -49,7 +50,8 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         columns=COLUMNS,
         card_columns=_CARD_COLUMNS,
         distributions=sorted(DISTRIBUTIONS, key=lambda metric: _FIRST.get(metric.name, len(_FIRST))),
-        remarks=[*remarks(summary), *server_remarks(summary["stages"])],
+        remarks=all_remarks(summary),
+        gpu_rows=GPU_ROWS if has_gpu(summary["stages"]) else (),
         server_rows=SERVER_ROWS if has_server(summary["stages"]) else (),
         yes_or_no={True: "yes", False: "no", None: figures.UNKNOWN},
         ttft_block=ttft_block,

@@ -15,7 +15,9 @@ the records: ``{"planned", "dropped", "lost", "doubled", "misplaced"}``; ``lost`
 ``workers``: ``{"expected", "missing": [id, …], "flushed":
 {id: {"unstorable_values"}}}``. - ``records``: ``{"lost", "batches_lost", "spooled_batches"}``. -
 ``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``server_metrics``: ``{"pages": [{"target"}]}``, the servers
-whose own metrics were to be read. - ``slots``: how many requests could be in flight at most, over
+whose own metrics were to be read. - ``telemetry``: ``{"gpus": [{"host",
+"gpu_index", "gpu_uuid", "first_unix_ns"}], "sources": [{"kinds", "uncertainty_ns"}]}``, what a collector had sampled,
+or null. - ``slots``: how many requests could be in flight at most, over
 all workers; null in a closed loop.
 """
 
@@ -77,6 +79,9 @@ class RunFacts:
     """The coefficient of variation that the gaps between arrivals are meant to have, at a steady rate."""
     metrics_targets: tuple[str, ...]
     """Servers whose own metrics were to be read."""
+    gpus_watched: tuple[Mapping[str, Any], ...]
+    """GPUs that a collector had sampled."""
+    gpu_clock_uncertainty_ns: int | None
     arrivals: Mapping[str, int | None] | None
     """None in a closed loop."""
 
@@ -105,8 +110,19 @@ class RunFacts:
             slots=run.get("slots"),
             process_gap_cv=_process_gap_cv(run.get("schedule")),
             metrics_targets=tuple(page["target"] for page in (run.get("server_metrics") or {}).get("pages") or ()),
+            gpus_watched=tuple((run.get("telemetry") or {}).get("gpus") or ()),
+            gpu_clock_uncertainty_ns=_gpu_clock_uncertainty_ns(run.get("telemetry") or {}),
             arrivals=run.get("arrivals"),
         )
+
+
+def _gpu_clock_uncertainty_ns(telemetry: Mapping[str, Any]) -> int | None:
+    known = [
+        source["uncertainty_ns"]
+        for source in telemetry.get("sources") or ()
+        if "gpu" in source["kinds"] and source["uncertainty_ns"] is not None
+    ]
+    return max(known, default=None)
 
 
 def _process_gap_cv(schedule: Mapping[str, Any] | None) -> float | None:

@@ -11,6 +11,7 @@ from vllm_locust.confidence import proportion_ci95
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.outcome import Outcome
 from vllm_locust.report.blocks import metric_block, pooled_block
+from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.request_times import RequestTimes
 from vllm_locust.report.run_facts import Interval, RunFacts, Stage
 from vllm_locust.report.server_numbers import ServerMetrics
@@ -29,7 +30,8 @@ def stage_numbers(
     inflations: Inflations,
     times: RequestTimes,
     facts: RunFacts,
-    servers: ServerMetrics | None,
+    servers: ServerMetrics,
+    gpus: GpuMetrics,
 ) -> dict[str, Any]:
     """The numbers that a stage and the whole window have in common."""
     interval = stage.interval
@@ -50,8 +52,8 @@ def stage_numbers(
         "tokens_per_chunk": _tokens_per_chunk(samples),
         "tpot_reads_low": _tpot_reads_low(samples),
         **blocks,
-        "gpu": None,
-        "server": None if servers is None else servers.numbers(interval, blocks["ttft_s"]["mean"]),
+        "gpu": gpus.numbers(interval, rates["output_tokens_per_s"]),
+        "server": servers.numbers(interval, blocks["ttft_s"]["mean"]),
         **_state_json(times.steady_state(stage, planned)),
     }
 

@@ -17,6 +17,7 @@ from vllm_locust.report.blocks import pooled_block, seconds
 from vllm_locust.report.columns import Source
 from vllm_locust.report.definition_card import definition_card
 from vllm_locust.report.evidence import evidence
+from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts, Stage
 from vllm_locust.report.server_numbers import ServerMetrics
@@ -38,6 +39,7 @@ def summarize(
     workers: Source | None = None,
     missed_arrivals: Source | None = None,
     server: Source | None = None,
+    gpu: Source | None = None,
     length_reference: LengthReference | None = None,
 ) -> dict[str, Any]:
     """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers``, ``missed_arrivals``, of an open loop, and
@@ -50,23 +52,24 @@ def summarize(
     reading.read(requests, missed_arrivals)
     inflations = reading.gap_inflations(requests)
     health = read_worker_health(workers, facts.window)
-    servers = None if server is None else ServerMetrics(server)
+    gpus = GpuMetrics(() if gpu is None else gpu, facts.gpu_clock_uncertainty_ns)
+    servers = ServerMetrics(() if server is None else server)
     stages = [
         {
             "stage": stage.index,
             "name": stage.name,
             "stage_kind": stage.kind,
             "users": stage.users,
-            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts, servers),
+            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts, servers, gpus),
         }
         for stage, samples, rates in zip(facts.stages, reading.stages.values(), reading.stage_rates(), strict=True)
     ]
     rates = reading.window_arrivals.rates(0)
     of_total = inflations[id(reading.total)]
-    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, servers)
+    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, servers, gpus)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
-    verdict = judge(evidence(facts, reading, health, shifts, total, slo, servers, stages))
+    verdict = judge(evidence(facts, reading, health, shifts, total, slo, servers, gpus, stages))
     return {
         "schema": SCHEMA,
         "run_id": facts.run_id,

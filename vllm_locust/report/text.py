@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
+from vllm_locust.report.gpu_table import GPU_ROWS, gpu_remarks, has_gpu
 from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
 from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines
 
@@ -34,11 +35,12 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
         _verdict(summary, colour),
         [
             *stage_lines(summary["stages"], _stage_heading),
-            *_wrapped(f"- {printable(remark)}" for remark in (*remarks(summary), *server_remarks(summary["stages"]))),
+            *_wrapped(f"- {printable(remark)}" for remark in all_remarks(summary)),
         ],
         *(_beside(part, "LOAD", _LOAD_ROWS) for part in _abreast(summary["stages"])),
         _latency(summary),
         *(_beside(part, "SERVER", SERVER_ROWS) for part in _abreast(summary["stages"]) if has_server(part)),
+        *(_beside(part, "GPU", GPU_ROWS) for part in _abreast(summary["stages"]) if has_gpu(part)),
         _slos(summary["slo"]),
         _errors(summary["errors"]),
         _health(summary["health"]["workers"], summary["coalesced"], summary["totals"]["all_phases"]),
@@ -46,6 +48,11 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
         _notes(summary),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def all_remarks(summary: Json) -> list[str]:
+    stages = summary["stages"]
+    return [*remarks(summary), *server_remarks(stages), *gpu_remarks(stages)]
 
 
 def printable(text: str) -> str:

@@ -78,6 +78,7 @@ def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workloa
         workers=run_dir.workers_parquet,
         missed_arrivals=_if_there(run_dir.arrivals_parquet),
         server=_if_there(run_dir.telemetry_parquet(TelemetryKind.SERVER)),
+        gpu=_if_there(run_dir.telemetry_parquet(TelemetryKind.GPU)),
         length_reference=None if workload is None else workload.length_reference(),
     )
     text = render_text(summary)
