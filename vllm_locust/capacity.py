@@ -165,9 +165,9 @@ class CapacitySearch:
             return None
         if self.probes[-1].held is None:
             return Status.UNKNOWN, f"Nothing was measured at {self.probes[-1].load:g} that decides an SLO."
-        outside = self._outside() if not (self._held and self._missed) else self._narrow_enough()
-        if outside is not None:
-            return outside
+        found = self._outside() or (self._narrow_enough() if self._held and self._missed else None)
+        if found is not None:
+            return found
         if len(self.probes) >= self.settings.max_probes:
             return Status.IMPRECISE, f"All {self.settings.max_probes} probes were used up."
         if self._time_left_s() < self._overhead_s() + MIN_WINDOW_S:

@@ -49,12 +49,12 @@ CONTEXT: Final = Lengths(prompt_mean=300, output_mean=40, spread=0.5, at_most=15
 DOCUMENTS: Final = Lengths(prompt_mean=1500, output_mean=8, spread=0.5, at_most=6000)
 
 CASES: Final = (
-    Case("max_num_seqs, p99(ttft)", FEW_SEQUENCES, CHAT, ("p99(ttft)<=1s",), 7.86),
-    Case("max_num_seqs, p90(ttft)", FEW_SEQUENCES, CHAT, ("p90(ttft)<=1s",), 8.90),
-    Case("decoding, goodput", LARGE_BATCH, SHORT_CHAT, ("ttft<=500ms", "tpot<=40ms", "good_fraction>=0.95"), 32.65),
-    Case("decoding, p99(e2e)", LARGE_BATCH, SHORT_CHAT, ("p99(e2e)<=4s",), 33.93),
-    Case("KV cache, p99(ttft)", SMALL_CACHE, CONTEXT, ("p99(ttft)<=600ms",), 11.92),
-    Case("prefill, p99(ttft)", LONG_PROMPTS, DOCUMENTS, ("p99(ttft)<=1500ms",), 9.78),
-    Case("two SLOs", LARGE_BATCH, CHAT, ("p99(ttft)<=90ms", "p95(tpot)<=50ms"), 28.8),
+    Case("max_num_seqs, p99(ttft)", FEW_SEQUENCES, CHAT, ("p99(ttft)<=1s",), 7.835),
+    Case("max_num_seqs, p90(ttft)", FEW_SEQUENCES, CHAT, ("p90(ttft)<=1s",), 8.898),
+    Case("decoding, goodput", LARGE_BATCH, SHORT_CHAT, ("ttft<=500ms", "tpot<=40ms", "good_fraction>=0.95"), 32.67),
+    Case("decoding, p99(e2e)", LARGE_BATCH, SHORT_CHAT, ("p99(e2e)<=4s",), 34.03),
+    Case("KV cache, p99(ttft)", SMALL_CACHE, CONTEXT, ("p99(ttft)<=600ms",), 11.94),
+    Case("prefill, p99(ttft)", LONG_PROMPTS, DOCUMENTS, ("p99(ttft)<=1500ms",), 9.833),
+    Case("two SLOs", LARGE_BATCH, CHAT, ("p99(ttft)<=90ms", "p95(tpot)<=50ms"), 25.87),
     Case("users, p95(tpot)", LARGE_BATCH, CHAT, ("p95(tpot)<=40ms",), 45, Quantity.USERS),
 )

@@ -23,8 +23,11 @@ TRUTH_LOADS = (0.96, 0.98, 1.0, 1.02, 1.04)
 TRUTH_REQUESTS = 400_000
 SEARCH_REQUESTS = 60_000
 """The budget of a search in arrivals at the true capacity: the same evidence for every case, whatever its speed."""
-RUNS = 4
+RUNS = 15
 RATE_OF_USERS = 30.0
+OVERLOAD_SHARES = (0.8, 0.9, 0.95, 1.0, 1.1, 1.2, 1.5, 2.0)
+OVERLOAD_REQUESTS = 3_000
+OVERLOAD_RUNS = 40
 Floats = npt.NDArray[np.float64]
 
 
@@ -56,7 +59,7 @@ def _root(log_loads: Floats, values: Floats) -> tuple[float, float]:
     return root, root * error
 
 
-def settings(case: Case, seed: int) -> CapacitySettings:
+def search_settings(case: Case, seed: int) -> CapacitySettings:
     """Started anywhere from a third to three times the capacity."""
     rate = case.capacity if case.quantity is Quantity.RATE else RATE_OF_USERS
     start = case.capacity * math.exp(np.random.default_rng(seed).uniform(-1.1, 1.1))
@@ -79,7 +82,7 @@ def show_search(cases: Sequence[Case]) -> None:
     for case in cases:
         found = []
         for seed in range(RUNS):
-            search = run_search(case, settings(case, seed), seed)
+            search = run_search(case, search_settings(case, seed), seed)
             found.append((search.result(), search))
             if VERBOSE:
                 result = found[-1][0]
@@ -108,7 +111,47 @@ def _row(case: Case, found: Sequence[tuple[Capacity, CapacitySearch]]) -> str:
     )
 
 
-COMMANDS: dict[str, Callable[[Sequence[Case]], None]] = {"truth": show_truth, "search": show_search}
+def saturation_rps(case: Case) -> float:
+    """What the server completes when it is flooded."""
+    target = OfflineTarget(case, 1, detect=False)
+    flood = Probe(load=2 * case.capacity, settle_s=600 / case.capacity, window_s=2000 / case.capacity, why="flood")
+    completed = target.probe(flood).completed_rps
+    assert completed is not None
+    return completed
+
+
+def arrivals_until_overload(case: Case, rate_rps: float, requests: int, seed: int) -> int | None:
+    """Of a probe of so many requests; None where it ran to its end."""
+    target = OfflineTarget(case, seed)
+    probe = Probe(load=rate_rps, settle_s=200 / rate_rps, window_s=requests / rate_rps, why="overload")
+    result = target.probe(probe)
+    return None if result.overloaded is None else result.requests
+
+
+def show_overload(cases: Sequence[Case]) -> None:
+    for case in cases:
+        if case.quantity is Quantity.USERS:
+            continue
+        saturation = saturation_rps(case)
+        for share in OVERLOAD_SHARES:
+            fired = [
+                arrivals_until_overload(case, share * saturation, OVERLOAD_REQUESTS, seed)
+                for seed in range(OVERLOAD_RUNS)
+            ]
+            arrivals = [one for one in fired if one is not None]
+            middle, most = (f"{np.median(arrivals):,.0f}", f"{max(arrivals):,}") if arrivals else ("", "")
+            print(
+                f"| {case.name} | {saturation:.1f} | {100 * share:.0f} % | {len(arrivals)}/{len(fired)} "
+                f"| {middle} | {most} |",
+                flush=True,
+            )
+
+
+COMMANDS: dict[str, Callable[[Sequence[Case]], None]] = {
+    "truth": show_truth,
+    "search": show_search,
+    "overload": show_overload,
+}
 
 if __name__ == "__main__":
     wanted = [word for word in sys.argv[2:] if word != "-v"]
