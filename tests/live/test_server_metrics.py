@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,17 @@ def test_a_queue_and_a_full_cache_show(serve_script: str, tmp_path: Path) -> Non
     assert 0 < told["kv_cache_usage"]["max"] <= 1
 
 
+def wait_until_refused(port: int, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"something still listens on port {port}")
+
+
 def test_a_vllm_that_is_started_anew_in_the_run(serve_script: str, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -63,11 +76,16 @@ def test_a_vllm_that_is_started_anew_in_the_run(serve_script: str, tmp_path: Pat
     with vllm_server(serve_script, first) as before:
         port = int(before.url.rpartition(":")[2])
         load = start_locust(tmp_path, before.url, *common, "-u", "4", "-r", "4", "-t", "90s", *LOAD, **ALL)
-        assert load.stdout is not None
-        assert any('"window"' in line for line in load.stdout), "the run ended before its window"
-        before.kill()
-        with vllm_server(serve_script, second, port=port):
-            run = end_of(load, tmp_path, 200)
+        try:
+            assert load.stdout is not None
+            assert any('"window"' in line for line in load.stdout), "the run ended before its window"
+            time.sleep(3)
+            before.kill()
+            wait_until_refused(port)
+            with vllm_server(serve_script, second, port=port):
+                run = end_of(load, tmp_path, 200)
+        finally:
+            load.kill()
     server = run.summary["stages"][0]["server"]
     assert server["restarts"] == 1, run.output
     assert server["pages_failed"] > 3
