@@ -20,6 +20,7 @@ from vllm_locust.metrics_page import MetricsPage
         ("https://h:443/llm/metrics", "https://h/llm/metrics", "https://h/llm"),
         ("http://h/prometheus/metrics", "http://h/prometheus/metrics", "http://h/prometheus"),
         ("http://h:9400/stats?format=text", "http://h:9400/stats?format=text", "http://h:9400/stats?format=text"),
+        ("http://h:8000/v1/metrics", "http://h:8000/v1/metrics", "http://h:8000"),
         ("http://[::1]:8000", "http://[::1]:8000/metrics", "http://[::1]:8000"),
         ("unix:///run/vllm.sock", "unix:///run/vllm.sock/metrics", "unix:///run/vllm.sock"),
     ],

@@ -9,6 +9,7 @@ from typing import Final, Self
 from vllm_locust.server_url import authority, port_of, split_server_url
 
 USUAL_PATH: Final = "/metrics"
+API_PATH: Final = "/v1"
 _VISIBLE: Final = re.compile(r"[!-~]*")
 _EXAMPLE: Final = "http://HOST:PORT/metrics, https://… or unix:///path"
 
@@ -35,8 +36,8 @@ class MetricsPage:
         if parts.fragment or _VISIBLE.fullmatch(parts.path + parts.query) is None:
             raise ValueError(f"{text!r} is not the address of a page; write {_EXAMPLE}")
         given = parts.path.rstrip("/")
-        is_server = not given or given.endswith("/v1")
-        path = f"{given.removesuffix('/v1')}{USUAL_PATH}" if is_server else parts.path
+        is_server = not given or given.endswith(API_PATH)
+        path = f"{given.removesuffix(API_PATH)}{USUAL_PATH}" if is_server else parts.path
         assert parts.hostname is not None
         return cls(
             scheme=parts.scheme,
@@ -51,16 +52,15 @@ class MetricsPage:
 
     @property
     def url(self) -> str:
-        return self.target + self.path.removeprefix(self._base)
+        return f"{self._server}{self.path}"
 
     @property
     def target(self) -> str:
-        """The server it tells of, as ``requests.parquet`` names it: the address without ``/metrics``."""
-        if self.socket_path is not None:
-            return f"unix://{self.socket_path}"
-        return f"{self.scheme}://{self.authority}{self._base}"
+        """The server it tells of, as ``requests.parquet`` names it: the address without ``/metrics`` or
+        ``/v1/metrics``.
+        """
+        return self._server + self.path.removesuffix(USUAL_PATH).removesuffix(API_PATH)
 
     @property
-    def _base(self) -> str:
-        """Of the path, what comes before the usual one; where it is another, all of it."""
-        return self.path.removesuffix(USUAL_PATH)
+    def _server(self) -> str:
+        return f"unix://{self.socket_path}" if self.socket_path is not None else f"{self.scheme}://{self.authority}"

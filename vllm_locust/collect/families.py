@@ -1,19 +1,20 @@
 """Which of a server's metrics become which of ours: one table for all servers and all their releases.
 
-Every name below was read in the server's own source or on a page that a server wrote; ``since`` and ``until`` are the
-releases in which it is told by default, as far as they are known. vLLM keeps a renamed metric for two releases beside
-its new name, so of the names of a family the first that a page has is taken, and never two of them.
+vLLM keeps a renamed metric for two releases beside its new name, so of the names of a family the first that a page has
+is taken, and never two of them.
 
-vLLM: 0.24 and 0.32 are known from real pages. ``gpu_cache_usage_perc`` and the ``gpu_prefix_cache_*`` counters were
-deprecated in 0.9, still told in 0.10, hidden in 0.11 and removed in 0.12 (vllm-project/vllm pull requests 18354 and
-29330); ``time_per_output_token_seconds`` was deprecated in 0.11, hidden in 0.12 and removed after it (24110, 32661).
-0.6 and 0.7 have no counters of the prefix cache with their old engine, only a rate since the start, which cannot be
-cut to a stage. The times of a request's phases came within 0.6 (4464, 9659); which patch release has them first is not
-known, and does not matter here.
+vLLM 0.24 and 0.32 are known from real pages, 0.6 and 0.10 from their source. ``gpu_cache_usage_perc`` and the
+``gpu_prefix_cache_*`` counters were deprecated in 0.9, still told in 0.10, hidden in 0.11 and removed in 0.12
+(vllm-project/vllm pull requests 18354 and 29330); ``time_per_output_token_seconds`` was deprecated in 0.11, hidden in
+0.12 and removed after it (24110, 32661). Both of its names count one gap for each piece of an answer that a step made,
+not for each token. The old engine of 0.6 and 0.7 has no counters of the prefix cache, only a rate since its start,
+which cannot be cut to a stage. The times of a request's phases came within 0.6 (4464, 9659), in which patch release is
+not known.
 
-SGLang counts tokens when a request ends, TGI when it begins (prompt) or ends (answer): their rates come in steps.
-TensorRT-LLM tells all this at ``/prometheus/metrics``, its first release with it without a prefix, as NVIDIA's NIM
-does; at ``/metrics`` it has JSON.
+SGLang, TensorRT-LLM and TGI are known from their source, llama.cpp from its source and users, NVIDIA's NIM from its
+manual. SGLang counts tokens when a request ends, TGI when it begins (prompt) or ends (answer): their rates come in
+steps. TensorRT-LLM tells all this at ``/prometheus/metrics``, while ``/metrics`` is JSON, and NIM at ``/v1/metrics``.
+NIM's names have no prefix, nor had TensorRT-LLM's at first.
 """
 
 from __future__ import annotations
@@ -41,145 +42,110 @@ class FamilyKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """A server's name for a family. Of a counter it is the whole name of its samples, of a histogram without suffix."""
-
-    name: str
-    server: str
-    since: str | None = None
-    until: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     metric: str
     """Our name. A histogram's series have the suffixes ``_bucket``, ``_sum`` and ``_count``."""
     kind: FamilyKind
-    names: tuple[Name, ...]
-    """The first that a page has is taken."""
+    names: tuple[str, ...]
+    """The servers': the first that a page has is taken. Of a counter it is the whole name of its samples, of a
+    histogram the name without a suffix. A release is vLLM's, if nothing else is said."""
     label: str | None = None
     """The label by whose values it is told apart."""
 
-
-def _vllm(name: str, since: str | None = None, until: str | None = None) -> Name:
-    return Name(f"vllm:{name}", "vLLM", since, until)
-
-
-def _sglang(name: str) -> Name:
-    return Name(f"sglang:{name}", "SGLang")
-
-
-def _tgi(name: str) -> Name:
-    return Name(f"tgi_{name}", "TGI")
-
-
-def _trtllm(name: str) -> Name:
-    return Name(f"trtllm_{name}", "TensorRT-LLM")
-
-
-def _llamacpp(name: str) -> Name:
-    return Name(f"llamacpp:{name}", "llama.cpp")
-
-
-def _unprefixed(name: str, server: str = "NIM") -> Name:
-    return Name(name, server)
-
-
-_FIRST_TRTLLM: Final = "TensorRT-LLM 1.1, NIM"
 
 FAMILIES: Final = (
     Family(
         "requests_running",
         FamilyKind.COUNT,
         (
-            _vllm("num_requests_running", "0.6"),
-            _sglang("num_running_reqs"),
-            _tgi("batch_current_size"),
-            _trtllm("num_requests_running"),
-            _llamacpp("requests_processing"),
-            _unprefixed("num_requests_running"),
+            "vllm:num_requests_running",
+            "sglang:num_running_reqs",
+            "tgi_batch_current_size",
+            "trtllm_num_requests_running",
+            "llamacpp:requests_processing",
+            "num_requests_running",
         ),
     ),
     Family(
         "requests_waiting",
         FamilyKind.COUNT,
         (
-            _vllm("num_requests_waiting", "0.6"),
-            _sglang("num_queue_reqs"),
-            _tgi("queue_size"),
-            _trtllm("num_requests_waiting"),
-            _llamacpp("requests_deferred"),
-            _unprefixed("num_requests_waiting"),
+            "vllm:num_requests_waiting",
+            "sglang:num_queue_reqs",
+            "tgi_queue_size",
+            "trtllm_num_requests_waiting",
+            "llamacpp:requests_deferred",
+            "num_requests_waiting",
         ),
     ),
     Family(
         "kv_cache_usage",
         FamilyKind.SHARE,
         (
-            _vllm("kv_cache_usage_perc", "0.10"),
-            _vllm("gpu_cache_usage_perc", "0.6", "0.10"),
-            _sglang("token_usage"),
-            _trtllm("kv_cache_utilization"),
-            Name("llamacpp:kv_cache_usage_ratio", "llama.cpp", until="2025"),
-            _unprefixed("gpu_cache_usage_perc"),
+            "vllm:kv_cache_usage_perc",  # since 0.10
+            "vllm:gpu_cache_usage_perc",  # until 0.10
+            "sglang:token_usage",
+            "trtllm_kv_cache_utilization",
+            "llamacpp:kv_cache_usage_ratio",  # until some time in 2025
+            "gpu_cache_usage_perc",
         ),
     ),
     Family(
         "prompt_tokens_total",
         FamilyKind.COUNTER,
         (
-            _vllm("prompt_tokens_total", "0.6"),
-            _sglang("prompt_tokens_total"),
-            _tgi("request_input_length_sum"),
-            _trtllm("prompt_tokens_total"),
-            _llamacpp("prompt_tokens_total"),
-            _unprefixed("prompt_tokens_total"),
+            "vllm:prompt_tokens_total",
+            "sglang:prompt_tokens_total",
+            "tgi_request_input_length_sum",
+            "trtllm_prompt_tokens_total",
+            "llamacpp:prompt_tokens_total",
+            "prompt_tokens_total",
         ),
     ),
     Family(
         "generation_tokens_total",
         FamilyKind.COUNTER,
         (
-            _vllm("generation_tokens_total", "0.6"),
-            _sglang("generation_tokens_total"),
-            _tgi("request_generated_tokens_sum"),
-            _trtllm("generation_tokens_total"),
-            _llamacpp("tokens_predicted_total"),
-            _unprefixed("generation_tokens_total"),
+            "vllm:generation_tokens_total",
+            "sglang:generation_tokens_total",
+            "tgi_request_generated_tokens_sum",
+            "trtllm_generation_tokens_total",
+            "llamacpp:tokens_predicted_total",
+            "generation_tokens_total",
         ),
     ),
     Family(
         "prefix_cache_queries_total",
         FamilyKind.COUNTER,
         (
-            _vllm("prefix_cache_queries_total", "0.10"),
-            _vllm("gpu_prefix_cache_queries_total", "0.8", "0.10"),
-            _sglang("prompt_tokens_total"),
+            "vllm:prefix_cache_queries_total",  # since 0.10
+            "vllm:gpu_prefix_cache_queries_total",  # until 0.10
+            "sglang:prompt_tokens_total",
         ),
     ),
     Family(
         "prefix_cache_hits_total",
         FamilyKind.COUNTER,
         (
-            _vllm("prefix_cache_hits_total", "0.10"),
-            _vllm("gpu_prefix_cache_hits_total", "0.8", "0.10"),
-            _sglang("cached_tokens_total"),
+            "vllm:prefix_cache_hits_total",  # since 0.10
+            "vllm:gpu_prefix_cache_hits_total",  # until 0.10
+            "sglang:cached_tokens_total",
         ),
     ),
     Family(
         "preemptions_total",
         FamilyKind.COUNTER,
-        (_vllm("num_preemptions_total", "0.6"), _sglang("num_retracted_requests_total")),
+        ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
     ),
     Family(
         "request_success_total",
         FamilyKind.COUNTER,
         (
-            _vllm("request_success_total", "0.6"),
-            _sglang("num_requests_total"),
-            _tgi("request_success"),
-            _trtllm("request_success_total"),
-            _unprefixed("request_success_total", _FIRST_TRTLLM),
+            "vllm:request_success_total",
+            "sglang:num_requests_total",
+            "tgi_request_success",
+            "trtllm_request_success_total",
+            "request_success_total",
         ),
         label="finished_reason",
     ),
@@ -187,51 +153,51 @@ FAMILIES: Final = (
         "queue_seconds",
         FamilyKind.HISTOGRAM,
         (
-            _vllm("request_queue_time_seconds", "0.6"),
-            _sglang("queue_time_seconds"),
-            _tgi("request_queue_duration"),
-            _trtllm("request_queue_time_seconds"),
-            _unprefixed("request_queue_time_seconds", _FIRST_TRTLLM),
+            "vllm:request_queue_time_seconds",
+            "sglang:queue_time_seconds",
+            "tgi_request_queue_duration",
+            "trtllm_request_queue_time_seconds",
+            "request_queue_time_seconds",
         ),
     ),
     Family(
         "prefill_seconds",
         FamilyKind.HISTOGRAM,
-        (_vllm("request_prefill_time_seconds", "0.6"), _trtllm("request_prefill_time_seconds")),
+        ("vllm:request_prefill_time_seconds", "trtllm_request_prefill_time_seconds"),
     ),
     Family(
         "decode_seconds",
         FamilyKind.HISTOGRAM,
-        (_vllm("request_decode_time_seconds", "0.6"), _trtllm("request_decode_time_seconds")),
+        ("vllm:request_decode_time_seconds", "trtllm_request_decode_time_seconds"),
     ),
     Family(
         "ttft_seconds",
         FamilyKind.HISTOGRAM,
         (
-            _vllm("time_to_first_token_seconds", "0.6"),
-            _sglang("time_to_first_token_seconds"),
-            _trtllm("time_to_first_token_seconds"),
-            _unprefixed("time_to_first_token_seconds", _FIRST_TRTLLM),
+            "vllm:time_to_first_token_seconds",
+            "sglang:time_to_first_token_seconds",
+            "trtllm_time_to_first_token_seconds",
+            "time_to_first_token_seconds",
         ),
     ),
     Family(
         "itl_seconds",
         FamilyKind.HISTOGRAM,
         (
-            _vllm("inter_token_latency_seconds", "0.11"),
-            _vllm("time_per_output_token_seconds", "0.6", "0.11"),
-            _sglang("inter_token_latency_seconds"),
+            "vllm:inter_token_latency_seconds",  # since 0.11
+            "vllm:time_per_output_token_seconds",  # until 0.11
+            "sglang:inter_token_latency_seconds",
         ),
     ),
     Family(
         "e2e_seconds",
         FamilyKind.HISTOGRAM,
         (
-            _vllm("e2e_request_latency_seconds", "0.6"),
-            _sglang("e2e_request_latency_seconds"),
-            _tgi("request_duration"),
-            _trtllm("e2e_request_latency_seconds"),
-            _unprefixed("e2e_request_latency_seconds", _FIRST_TRTLLM),
+            "vllm:e2e_request_latency_seconds",
+            "sglang:e2e_request_latency_seconds",
+            "tgi_request_duration",
+            "trtllm_e2e_request_latency_seconds",
+            "e2e_request_latency_seconds",
         ),
     ),
 )
@@ -243,9 +209,9 @@ ONLY_ENGINE: Final = "0"
 _SUFFIXES: Final = ("_bucket", "_sum", "_count")
 
 
-def _sample_names(family: Family, name: Name) -> tuple[str, ...]:
+def _sample_names(family: Family, name: str) -> tuple[str, ...]:
     suffixes = _SUFFIXES if family.kind is FamilyKind.HISTOGRAM else ("",)
-    return tuple(name.name + suffix for suffix in suffixes)
+    return tuple(name + suffix for suffix in suffixes)
 
 
 _WANTED: Final = frozenset(
@@ -317,8 +283,8 @@ def _series(samples: Sequence[Sample], metric_of: Callable[[Sample], str]) -> di
     return {key: list(values.values()) for key, values in told.items()}
 
 
-def _metric(family: Family, name: Name, sample: Sample) -> str:
-    metric = family.metric + sample.name.removeprefix(name.name)
+def _metric(family: Family, name: str, sample: Sample) -> str:
+    metric = family.metric + sample.name.removeprefix(name)
     if metric.endswith("_bucket"):
         return labelled(metric, "le", _bound(sample.labels.get("le", "")))
     if family.label is None or family.label not in sample.labels:
