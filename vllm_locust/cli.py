@@ -80,6 +80,14 @@ def _add_collect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     collect.add_argument(
         "--gpus", help="indices or UUIDs of GPUs or MIG instances, by commas (default: CUDA_VISIBLE_DEVICES, else all)"
     )
+    collect.add_argument(
+        "--dcgm-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="read a DCGM exporter's page instead of this host's GPUs; repeatable (start it with --collect-interval "
+        "1000: by itself it looks at the GPUs every 30 s)",
+    )
     collect.add_argument("--host-only", action="store_true", help="this host's CPU, memory and network, and no GPU")
     collect.set_defaults(run=_collect)
 
@@ -114,6 +122,7 @@ def _collect(options: argparse.Namespace) -> int:
         redis_password_file=options.redis_password_file,
         interval=options.interval,
         gpus=options.gpus,
+        dcgm_urls=options.dcgm_url,
         host_only=options.host_only,
     )
     return collect(order)

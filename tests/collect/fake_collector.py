@@ -26,7 +26,7 @@ class RisingEnergy(FakeNvml):
 
 def main() -> int:
     url, *uuids = sys.argv[1:]
-    order = CollectOrder.parse(redis_url=url, redis_password_file=None, interval="100ms", gpus="all", host_only=False)
+    order = CollectOrder.parse(redis_url=url, gpus="all")
     devices = [FakeDevice(uuid=uuid) for uuid in uuids]
     return collect(order, open_driver=lambda: RisingEnergy(*devices, process_names={420: "vllm"}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,15 +14,19 @@ from typing import Any, Final, Self
 
 from vllm_locust.clock import WallAxis
 from vllm_locust.collect.collector import Collector, CollectorCost
+from vllm_locust.collect.dcgm import DcgmSource
 from vllm_locust.collect.gpu_source import GpuSource, Remarks
 from vllm_locust.collect.nvml import NvmlSource, open_nvml
+from vllm_locust.collect.page_request import PageFailed, request_page
 from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import StoreError, UsageError
+from vllm_locust.metrics_page import MetricsPage
 from vllm_locust.store.redis_url import RedisOptions, redis_options
 from vllm_locust.store.telemetry import PublisherConfig, TelemetryPublisher, new_source
 from vllm_locust.store.telemetry_store import TelemetryStore
 
 _SHORTEST_NS: Final = 10_000_000
+_DCGM_TIMEOUT_S: Final = 5.0
 _LONGEST_NS: Final = 60_000_000_000
 
 
@@ -29,12 +34,20 @@ _LONGEST_NS: Final = 60_000_000_000
 class CollectOrder:
     redis: RedisOptions
     interval_ns: int
-    gpus: str | None
-    host_only: bool
+    gpus: str | None = None
+    dcgm_pages: tuple[MetricsPage, ...] = ()
+    host_only: bool = False
 
     @classmethod
     def parse(
-        cls, *, redis_url: str, redis_password_file: Path | None, interval: str, gpus: str | None, host_only: bool
+        cls,
+        *,
+        redis_url: str,
+        redis_password_file: Path | None = None,
+        interval: str = "100ms",
+        gpus: str | None = None,
+        dcgm_urls: Sequence[str] = (),
+        host_only: bool = False,
     ) -> Self:
         problems: list[str] = []
         interval_ns = 0
@@ -45,23 +58,31 @@ class CollectOrder:
         else:
             if not _SHORTEST_NS <= interval_ns <= _LONGEST_NS:
                 problems.append(f"--interval {interval}: give 10ms to 60s")
-        if host_only and gpus is not None:
-            problems.append("--gpus with --host-only: drop one of them")
+        given = {"--gpus": gpus is not None, "--dcgm-url": bool(dcgm_urls), "--host-only": host_only}
+        both = [flag for flag, is_given in given.items() if is_given]
+        if len(both) > 1:
+            problems.append(f"{' with '.join(both)}: give only one of them")
+        pages = []
+        for url in dcgm_urls:
+            try:
+                pages.append(MetricsPage.parse(url))
+            except ValueError as error:
+                problems.append(f"--dcgm-url: {error}")
         try:
             options = redis_options(redis_url, redis_password_file)
         except UsageError as error:
             raise UsageError(*problems, *error.problems) from None
         if problems:
             raise UsageError(*problems)
-        return cls(redis=options, interval_ns=interval_ns, gpus=gpus, host_only=host_only)
+        return cls(redis=options, interval_ns=interval_ns, gpus=gpus, dcgm_pages=tuple(pages), host_only=host_only)
 
 
 def collect(order: CollectOrder, *, open_driver: Callable[[], Any] = open_nvml) -> int:
     """Raises ``UsageError`` where there is no GPU to read, or no Redis to write to."""
     host, axis = socket.gethostname(), WallAxis()
     remarks = Remarks(_say)
-    sources: list[GpuSource] = []
-    if not order.host_only:
+    sources: list[GpuSource] = [_dcgm_source(page, remarks, axis) for page in order.dcgm_pages]
+    if not order.host_only and not sources:
         sources.append(NvmlSource(open_driver(), remarks, host=host, axis=axis, gpus=order.gpus))
     store = TelemetryStore(order.redis)
     ended = _end_by_signal()
@@ -80,6 +101,14 @@ def collect(order: CollectOrder, *, open_driver: Callable[[], Any] = open_nvml) 
             source.close()
         store.close()
     return 0
+
+
+def _dcgm_source(page: MetricsPage, remarks: Remarks, axis: WallAxis) -> DcgmSource:
+    tls = ssl.create_default_context()
+    try:
+        return DcgmSource(page, lambda page: request_page(page, tls=tls, timeout_s=_DCGM_TIMEOUT_S), remarks, axis=axis)
+    except PageFailed as failed:
+        raise UsageError(f"--dcgm-url {page.url}: {failed}") from None
 
 
 def _say(line: str) -> None:
