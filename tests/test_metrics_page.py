@@ -73,5 +73,7 @@ def test_all_faults_of_the_flag_at_once() -> None:
         "--metrics-url: 'a'",
         "--metrics-url: 'c'",
     ]
+    with pytest.raises(UsageError, match=r"both of http://b; give one of them"):
+        config("http://b/metrics", "http://b/v1/metrics")
     with pytest.raises(UsageError, match="--metrics-url none: nothing is read with it"):
         config("none", "http://b")

@@ -16,11 +16,12 @@ from urllib.parse import SplitResult, urlsplit
 import orjson
 
 from vllm_locust.arrival import ArrivalProcess
+from vllm_locust.capacity_options import CapacityOrder, slo_problems
 from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
 from vllm_locust.load_options import is_open_loop, read_load_options
 from vllm_locust.load_profile import LoadProfile
-from vllm_locust.metrics_page import MetricsPage
+from vllm_locust.metrics_page import MetricsPage, read_metrics_pages
 from vllm_locust.protocol import Api, extra_body_problems
 from vllm_locust.server_url import authority, port_of, split_server_url
 from vllm_locust.slo import parse_slo, parse_slos
@@ -110,6 +111,8 @@ class RunConfig:
     seed: int = 0
     profile: LoadProfile | None = None
     """Stages of rate (an open loop) or of users; None for as many users as Locust is told to start."""
+    capacity: CapacityOrder | None = None
+    """Given: the load is searched for. ``profile`` then is the load of the warm-up."""
     arrival: ArrivalProcess = ArrivalProcess.POISSON
     burstiness: float = 1.0
     when_full: WhenFull = "queue"
@@ -162,13 +165,14 @@ class RunConfig:
         values["extra_body"] = take("extra_body", _json_object, {})
         values["tags"] = _tags(options.get("tag") or (), problems)
         values["slos"] = _slos(options.get("slo") or (), problems)
-        values["metrics_pages"] = _metrics_pages(options.get("metrics_url") or (), problems)
+        values["metrics_pages"] = read_metrics_pages(options.get("metrics_url") or (), problems)
         values["stream"] = not options.get("no_stream")
         values["force_length"] = bool(options.get("force_length"))
         values["window_ns"] = round(run_time_s * 1e9) if run_time_s else None
         load = read_load_options(options, run_time_s)
         problems += load.problems
         values |= {"profile": load.profile, "arrival": load.arrival, "burstiness": load.burstiness}
+        values["capacity"] = load.capacity
         values["tls"] = TlsFiles(
             ca_file=options.get("ca_file") or None,
             cert_file=options.get("cert_file") or None,
@@ -198,6 +202,7 @@ class RunConfig:
         values["api"] = Api(data["api"])
         values["arrival"] = ArrivalProcess(data["arrival"])
         values["profile"] = None if data["profile"] is None else LoadProfile.from_json(data["profile"])
+        values["capacity"] = None if data["capacity"] is None else CapacityOrder.from_json(data["capacity"])
         values["think_time_ns"] = tuple(data["think_time_ns"])
         values["patience_ns"] = None if data["patience_ns"] is None else tuple(data["patience_ns"])
         values["slos"] = tuple(data["slos"])
@@ -363,21 +368,6 @@ def _slos(texts: Any, problems: list[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _metrics_pages(given: Any, problems: list[str]) -> tuple[MetricsPage, ...] | None:
-    texts = [text for text in given if text]
-    if not texts or "none" in texts:
-        if len(texts) > 1:
-            problems.append("--metrics-url none: nothing is read with it; drop it, or the other addresses")
-        return () if texts else None
-    pages = []
-    for text in texts:
-        try:
-            pages.append(MetricsPage.parse(text))
-        except ValueError as error:
-            problems.append(f"--metrics-url: {error}")
-    return tuple(dict.fromkeys(pages))
-
-
 def _combinations(values: Mapping[str, Any]) -> list[str]:
     problems = []
     tls = values["tls"]
@@ -390,5 +380,7 @@ def _combinations(values: Mapping[str, Any]) -> list[str]:
         problems.append("--think-time in an open loop: there the schedule says when to send; drop --think-time")
     if not open_loop and values["when_full"] == "drop":
         problems.append("--when-full drop: only an open loop has arrivals to drop; give --rate, or drop the flag")
+    if values["capacity"] is not None:
+        problems += slo_problems(values["slos"])
     problems += extra_body_problems(values["extra_body"])
     return problems

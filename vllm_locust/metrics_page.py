@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -64,3 +65,23 @@ class MetricsPage:
     @property
     def _server(self) -> str:
         return f"unix://{self.socket_path}" if self.socket_path is not None else f"{self.scheme}://{self.authority}"
+
+
+def read_metrics_pages(given: Iterable[str], problems: list[str]) -> tuple[MetricsPage, ...] | None:
+    """What ``--metrics-url`` says: None where it is not given, no page for ``none``."""
+    texts = [text for text in given if text]
+    if not texts or "none" in texts:
+        if len(texts) > 1:
+            problems.append("--metrics-url none: nothing is read with it; drop it, or the other addresses")
+        return () if texts else None
+    pages: dict[str, MetricsPage] = {}
+    for text in texts:
+        try:
+            page = MetricsPage.parse(text)
+        except ValueError as error:
+            problems.append(f"--metrics-url: {error}")
+            continue
+        other = pages.setdefault(page.target, page)
+        if other != page:
+            problems.append(f"--metrics-url: {other.url} and {page.url} are both of {page.target}; give one of them")
+    return tuple(pages.values())

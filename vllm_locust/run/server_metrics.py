@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from vllm_locust.collect.families import read_page
@@ -78,12 +79,13 @@ class ScraperProcess:
         """Until the process has ended."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            words = json.loads(line)
+            # One that died in the middle of a line leaves half of it.
+            if line.endswith(b"\n"):
+                words = json.loads(line)
+                self.requests_waiting = words.get("requests_waiting")
+                self._scraped = words.get("scraped")
             self._has_looked.set()
-            self.requests_waiting = words.get("requests_waiting")
-            self._scraped = words.get("scraped")
         self.requests_waiting = None
-        self._process.stdout.close()
         self._has_looked.set()
         self._over.set()
 
@@ -94,9 +96,8 @@ class ScraperProcess:
     def finish(self) -> dict[str, Any] | None:
         """Read every page once more and end. What was read of each page; None where the process does not say."""
         send_line(self._process, "finish")
-        if not self._over.wait(_FINISH_S):
-            self.kill()
-        self._process.wait()
+        self._over.wait(_FINISH_S)
+        self.kill()
         if self._scraped is None:
             logger.warning("The process that reads the servers' metrics ended before its time")
         return self._scraped
@@ -105,6 +106,11 @@ class ScraperProcess:
         self._process.kill()
         self._over.wait()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # What could not be written to a dead process is in the way once more.
+            with suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
 
 
 def start_scraper(
