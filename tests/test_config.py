@@ -118,6 +118,12 @@ def test_a_user_alone_is_nothing_to_hide_from_redis_but_is_from_others() -> None
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("port", ["abc", "0", "-1", "65536", "8000:1", "9" * 5000])
+def test_a_port_that_no_server_can_have(port: str) -> None:
+    with pytest.raises(UsageError, match="names no possible port; write HOST:PORT with a port from 1 to 65535"):
+        built(host=f"http://h:{port}")
+
+
 @pytest.mark.parametrize("host", ["http://a..b:8000", "http://.a", f"http://{'a' * 64}.b"])
 def test_a_name_that_no_host_can_have(host: str) -> None:
     with pytest.raises(UsageError, match="names no possible host") as caught:

@@ -122,6 +122,9 @@ class HealthSample:
     receive_lag_p99_ns: int | None
     receive_lag_max_ns: int | None
     schedule_lag_max_ns: int | None
+    """By how much an arrival was late when a user got it, or is while it waits for one. When its request was sent is on
+    the request's own record.
+    """
     gc_pause_ns: int
     open_fds: int | None
     rss_bytes: int | None

@@ -25,8 +25,14 @@ def split_server_url(text: str, example: str) -> SplitResult:
 
 
 def port_of(parts: SplitResult) -> int:
-    """Raises ValueError for one that is none."""
-    return parts.port if parts.port is not None else (443 if parts.scheme == "https" else 80)
+    """Raises ValueError, with the fix, for one that no server can have."""
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError(f"{parts.netloc!r} names no possible port; write HOST:PORT with a port from 1 to 65535")
+    return port if port is not None else (443 if parts.scheme == "https" else 80)
 
 
 def authority(host: str, port: int, scheme: str) -> str:

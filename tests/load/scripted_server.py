@@ -108,7 +108,13 @@ class ScriptedServer:
                 pass
         self.hung_up_ns[name] = time.monotonic_ns()
 
+    def refuse_from_now_on(self) -> None:
+        """Further connections; those that are open stay."""
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        self.refuse_from_now_on()
         self.listener.close()
         for sock in self._open:
             sock.close()
@@ -150,7 +156,6 @@ def serving(
     try:
         yield server
     finally:
-        listener.shutdown(socket.SHUT_RDWR)
         server.close()
         thread.join(5)
 

@@ -91,7 +91,7 @@ def test_a_user_that_gave_up_is_counted_as_abandoned() -> None:
     with working("silent", patience_ns=(200_000_000, 200_000_000)) as (_, worker, _kept):
         record = ask(worker)
         assert worker.aggregate.finished == {Outcome.ABANDONED: 1}
-    assert record.error == "its user gave up: no token within 0.2 s after it was sent (--patience)"
+    assert record.error == "its user gave up: no token in time after it was sent (--patience)"
     assert record.ttft_ns is record.e2e_ns is None
     assert record.ended_ns is not None
     assert 200_000_000 < record.ended_ns < SECOND

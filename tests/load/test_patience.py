@@ -66,7 +66,7 @@ def test_a_user_without_a_token_gives_up_and_the_server_sees_it_go(
     transport, facts, server = results
     seen = facts[f"{name}/{transport}"]
     assert seen["outcome"] == "abandoned"
-    assert seen["error"] == "its user gave up: no token within 0.4 s after it was sent (--patience)"
+    assert seen["error"] == "its user gave up: no token in time after it was sent (--patience)"
     assert seen["chunk_ns"] == []
     for moment_ns in (seen["ended_ns"], server.hung_up_ns[seen["name"]]):
         assert PATIENCE_NS < moment_ns - seen["sent_ns"] < PATIENCE_NS + LATE_NS
@@ -90,7 +90,7 @@ def test_patience_counts_from_when_the_request_was_due(transport: str, server: S
     seen = drive(transport, [[call(f"silent/due/{transport}", f"http://{host}:{port}", **patience)]])
     (facts,) = seen.values()
     assert facts["outcome"] == "abandoned"
-    assert facts["error"] == "its user gave up: no token within 10 s after it was due (--patience)"
+    assert facts["error"] == "its user gave up: no token in time after it was due (--patience)"
     assert facts["attempts"] == 1
     assert SECOND < facts["ended_ns"] - now_ns < SECOND + LATE_NS + 200_000_000
 

@@ -186,6 +186,17 @@ def test_a_server_that_is_never_there(transport: str) -> None:
     assert seen["error"] == f"{place}: Connection refused"
 
 
+def test_a_server_that_turned_it_away_and_was_gone_then_has_seen_it(transport: str) -> None:
+    """The status stays on record: it tells that the request was sent."""
+    with serving({"a": turned_away(429, retry_after=b"1", connection=b"close")}) as short_lived:
+        place = url(short_lived)
+        threading.Timer(0.5, short_lived.refuse_from_now_on).start()
+        seen = drive(transport, [[call("a", place, retries=1)]])["a"]
+        assert len(posts(short_lived, "a")) == 1
+    assert (seen["outcome"], seen["attempts"], seen["http_status"]) == ("connect_error", 2, 429)
+    assert seen["error"] == f"{place}: Connection refused"
+
+
 # What ends the wait
 
 
@@ -198,7 +209,7 @@ def test_a_server_that_is_never_there(transport: str) -> None:
             "timeout_first_token",
             "no token within 0.3 s (--timeout-first-token), waiting",
         ),
-        ({"patience_ns": 300_000_000}, "abandoned", "within 0.3 s after it was sent (--patience), waiting"),
+        ({"patience_ns": 300_000_000}, "abandoned", "no token in time after it was sent (--patience), waiting"),
         ({"drained_after_s": 0.3}, "http_error", "not tried again, since the run was ending: come back"),
         ({"stopped_after_s": 0.3}, "abandoned", "its user was stopped"),
         ({"killed_after_s": 0.3}, "abandoned", "its user was killed"),

@@ -65,6 +65,21 @@ def test_one_stage_fits_in_a_hundred_columns() -> None:
     assert re.search(r"TTFT +1,500 +[\d,.]+ s +[\d,.]+ s ", page)
 
 
+def test_the_headings_of_user_stages_are_whole_and_say_the_users_once() -> None:
+    names = (("2 users", 2), ("2→16 users", 9), ("100000→1000000 users", 550_000), ("x" * 60, None))
+    stages = [
+        {"stage": n, "name": name, "stage_kind": "hold", "users": users, **interval(10 + n, 11 + n)}
+        for n, (name, users) in enumerate(names)
+    ]
+    page = render_text(summarize(run(stages=stages), [batch(MIXED)]))
+    tables = page[: page.index("LATENCY")]
+    for name in ("2 users", "2→16 users", "100000→1000000 users", f"{'x' * 39}…"):
+        assert len(re.findall(rf"(?<=  ){re.escape(name)}(?= |\n)", tables)) == 2, "in the table of stages and in LOAD"
+    assert not re.search(r"users \d+u", page)
+    html = render_html(summarize(run(stages=stages), [batch(MIXED)]), run())
+    assert "2 users (" not in html
+
+
 def test_a_percentile_with_few_samples_or_on_a_failed_request_says_so() -> None:
     page = render_text(summarize(run(), [batch(MIXED)]))
     assert "- ? fewer than 10 samples lie beyond this percentile" in page

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.queueing import Visits, visits
-from tests.report.rows import BASE, SECOND, batch, interval, ns, request, run
+from tests.report.rows import BASE, SECOND, batch, health, health_row, interval, ns, request, run
 from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
 from vllm_locust.report.html import render_html
 from vllm_locust.report.summary import summarize
@@ -143,6 +143,32 @@ def test_delivery_is_held_against_all_that_was_planned() -> None:
     assert stage["delivery"]["planned_gap_cv"] == 0
     gaps = [1, 1, 2, 1, 1, 2, 1]
     assert stage["delivery"]["sent_gap_cv"] == pytest.approx(np.std(gaps) / np.mean(gaps))
+
+
+def test_what_a_task_sends_after_its_arrivals_request_is_in_no_plan() -> None:
+    """Two requests a task, in two stages: all of the plan was sent, and nothing else was planned."""
+    firsts = [request(k, [0.1], [1], scheduled=k, stage=k // 10) for k in range(20)]
+    more = [request(k + 0.5, [0.1], [1], stage=k // 10) for k in range(20)]
+    summary = summarize(open_loop([("a", 0, 10), ("b", 10, 20)]), [batch(firsts + more)])
+    assert [(stage["delivery"]["planned"], stage["delivery"]["sent"]) for stage in summary["stages"]] == [(10, 10)] * 2
+    assert [stage["achieved_rps"] for stage in summary["stages"]] == [2, 2]
+    assert summary["stages"][0]["delivery"]["sent_gap_cv"] == 0
+    assert summary["verdict"] == {"status": "valid", "reasons": []}
+
+
+def test_a_workers_schedule_lag_is_that_of_sending_whenever_it_sent() -> None:
+    """What belongs to the window may be sent in the drain; what is due after it does not count."""
+    rows = [
+        request(11, [1], [1], scheduled=10.5),
+        request(12, [1], [1], scheduled=12, worker_id="w2"),
+        request(35, [1], [1], scheduled=15),
+        request(90, [1], [1], scheduled=21, phase="drain"),
+        request(95, scheduled=19, outcome="censored", attempts=0, schedule_lag_ns=None),
+        request(13, [1], [1]),
+    ]
+    workers = [health([health_row(11, worker_id=name, schedule_lag_max_ns=9) for name in ("w1", "w2", "w3")])]
+    told = summarize(open_loop([("a", 10, 20)]), [batch(rows)], workers=workers)["health"]["workers"]
+    assert {one["worker_id"]: one["schedule_lag_max_s"] for one in told} == {"w1": 20, "w2": 0, "w3": None}
 
 
 def test_a_closed_loop_has_no_delivery_and_no_overload() -> None:

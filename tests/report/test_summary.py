@@ -204,6 +204,7 @@ def test_all_phases_are_counted_for_comparison_with_the_server() -> None:
         "by_outcome": {"censored": 1, "http_error": 1, "ok": 4},
         "by_phase": {"warmup": 1, "window": 4, "drain": 1},
         "attempts": 6,
+        "retried": 0,
         "prompt_tokens": 67,
         "output_tokens": 11,
         "token_sources": {"usage": 4},
@@ -243,6 +244,25 @@ def test_what_never_left_us_is_no_achieved_request() -> None:
     rows += [request(14, outcome="client_error"), request(15, outcome="timeout_first_token")]
     stage = only_stage(rows)
     assert (stage["requests"]["attempted"], stage["achieved_rps"]) == (5, 0.3)
+
+
+def test_what_was_turned_away_before_the_server_was_gone_had_left_us() -> None:
+    turned_away = request(12, outcome="connect_error", attempts=2, http_status=429, error="refused")
+    rows = [request(11, [1, 2], [1, 1]), turned_away, request(13, outcome="connect_error", attempts=3, error="refused")]
+    summary = summarize(run(), [batch(rows)])
+    assert summary["stages"][0]["achieved_rps"] == 0.2
+    (connect_error,) = summary["errors"]
+    assert connect_error["examples"] == [{"text": "refused", "count": 2}], "the words are not those of the status"
+
+
+def test_requests_that_needed_more_than_one_attempt_are_told_in_both_pages() -> None:
+    rows = [request(11, [1, 2], [1, 1], attempts=attempts) for attempts in (1, 2, 4, 1, 0)]
+    summary = summarize(run(), [batch(rows)])
+    assert summary["totals"]["all_phases"]["retried"] == 2
+    words = "2 requests needed more than one attempt: TTFT and E2E count from the first and hold the waits between them"
+    assert f"- {words}" in " ".join(render_text(summary).split())
+    assert words in render_html(summary, run())
+    assert "more than one attempt" not in render_text(summarize(run(), [batch(MIXED)]))
 
 
 @pytest.mark.parametrize(("slo", "exits"), [("p99(tpot)<=1s", 3), ("p99(e2e)<=9s", 0), ("p99(e2e)<=1s", 3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,19 @@ def test_batches_that_the_recorder_could_not_read_are_lost(
 ) -> None:
     flushed = {"w1": {"last_seq": last_seq, "spool_path": None, "requests": 2}}
     assert missing(tmp_path, [batch(1, 2)], flushed, {}, refused)["batches_lost"] == batches_lost
+
+
+def test_the_window_of_a_lost_master_reaches_to_the_end_of_the_last_request(tmp_path: Path) -> None:
+    """Which is when it was given up where it got no answer."""
+    start_ns = 1_800_000_000 * 10**9
+    columns = RequestColumns()
+    columns.append(replace(request(0), sent_unix_ns=start_ns + 1, done_ns=2 * 10**9, ended_ns=3 * 10**9))
+    columns.append(replace(request(1), sent_unix_ns=start_ns + 2, done_ns=None, ended_ns=5 * 10**9))
+    parts = PartStore(RunDirectory(tmp_path).parts, "r")
+    parts.write([Batch(BatchHeader("r", "w1", 1, BatchKind.REQUESTS, 0), columns.to_arrow())])
+    parts.close()
+    workers = {"ids": ["w1"], "flushed": {}, "missing": [], "finished": {}}
+    run = {"run_id": "r", "ended_unix_ns": None, "workers": workers, "config": {"window_ns": None}}
+    control = {"window_start_unix_ns": str(start_ns)}
+    window = completed(run, control, RunDirectory(tmp_path), WorkerClocks({}, None))["window"]
+    assert window == {"start_unix_ns": start_ns, "end_unix_ns": start_ns + 2 + 5 * 10**9}

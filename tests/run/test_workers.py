@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,28 @@ def test_a_worker_that_leaves_while_it_is_prepared_is_not_waited_for(tmp_path: P
     assert master.exit_code == 1, master.output
     assert "workers left while they were prepared for the run: " in master.output
     assert worker.exit_code == 0, worker.output
+
+
+LAST_WORDS = """
+import json
+from vllm_locust.aggregate import Snapshots
+from vllm_locust.record import FlushReport
+from vllm_locust.run.worker_side import flush_message, last_words
+from vllm_locust.run.workers import RunWorkers
+
+words = flush_message(FlushReport("w", 1, 1, 1, None), "run", 0)
+assert last_words(words) == words
+workers = RunWorkers("run", None, Snapshots())
+for name in ("last_seq", "durable_seq", "requests", "unstorable_values", "wall_clock_moved_ns"):
+    for nonsense in (float("inf"), float("nan"), "many", None, [1]):
+        workers.on_flushed("w", words | {name: nonsense}, at_the_end=True)
+workers.on_flushed("w", float("inf"), at_the_end=True)
+print(json.dumps(workers.to_json([])["flushed"]))
+"""
+
+
+def test_last_words_that_are_none_are_not_heeded() -> None:
+    """In a process of its own: gevent patches it."""
+    told = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=60, check=False)
+    assert told.stdout == "{}\n", told.stderr
+    assert told.stderr.count("The last words of worker w are not usable") == 5 * 5 + 1

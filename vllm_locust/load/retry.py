@@ -46,13 +46,16 @@ class Retries:
         self._draining = draining
 
     def perform(self, call: Call) -> Exchange:
-        """The last attempt's exchange, with the first one's start and the count of them all."""
+        """The last attempt's exchange, with the first one's start, the count of them all, and the last status that
+        the server gave to any.
+        """
         started_ns = clock.monotonic_ns()
         if patience_over(call, started_ns):
             return _never_sent(call, started_ns)
         first = exchange = self._attempt(call)
         sent_ns = started_ns if first.sent_ns is None else first.sent_ns
         retry_wait_ns = 0
+        http_status = first.http_status
         for retry in range(self._limit):
             if not _may_retry(exchange):
                 break
@@ -63,6 +66,7 @@ class Retries:
                 break
             exchange = self._attempt(replace(call, first_sent_ns=sent_ns))
             exchange.attempts = retry + 2
+            http_status = exchange.http_status = exchange.http_status or http_status
         exchange.started_ns, exchange.retry_wait_ns = started_ns, retry_wait_ns
         if exchange is not first:
             exchange.sent_ns, exchange.connect_ns = sent_ns, first.connect_ns

@@ -135,9 +135,9 @@ class RequestColumns(Columns):
 
     @cached_property
     def sent(self) -> Flags:
-        """Whether anything of the request left us: it had a slot, and a connection."""
+        """Whether anything of the request left us: it had a slot, and a connection at one attempt or other."""
         refused, timed_out = (self.is_equal("outcome", o) for o in (Outcome.CONNECT_ERROR, Outcome.TIMEOUT_CONNECT))
-        return (self.ints("attempts", missing=1) > 0) & ~(refused | timed_out)
+        return (self.ints("attempts", missing=1) > 0) & (~(refused | timed_out) | self.known("http_status"))
 
     @cached_property
     def ended_ns(self) -> Ints:

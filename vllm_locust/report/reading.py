@@ -38,6 +38,8 @@ class Everything:
     stamp_sources: Counter[str] = field(default_factory=Counter)
     """Of requests with a first token or an end: one that was refused has no time that anything stamped."""
     attempts: int = 0
+    retried: int = 0
+    """Requests that needed more than one attempt."""
     chunks: int = 0
     coalesced: int = 0
     errors: dict[str, Counter[str]] = field(default_factory=dict)
@@ -50,7 +52,9 @@ class Everything:
         self.token_sources.update(source for source in columns.texts("token_source") if source is not None)
         timed = columns.known("ttft_ns") | columns.known("done_ns")
         self.stamp_sources.update(str(s) for s, has in zip(columns.texts("stamp_source"), timed, strict=True) if has)
-        self.attempts += int(columns.ints("attempts").sum())
+        attempts = columns.ints("attempts")
+        self.attempts += int(attempts.sum())
+        self.retried += int((attempts > 1).sum())
         self.chunks += len(columns.chunk_ns)
         self.coalesced += int(columns.ints("coalesced").sum())
         if not columns.ok.all():
@@ -59,7 +63,8 @@ class Everything:
     def _add_errors(self, columns: RequestColumns) -> None:
         outcomes, errors, statuses = (columns.texts(name) for name in ("outcome", "error", "http_status"))
         for row in np.flatnonzero(~columns.ok).tolist():
-            status = "" if statuses[row] in (None, "200") else f"HTTP {statuses[row]}"
+            # A status may also be that of an earlier attempt, of which the words do not speak.
+            status = f"HTTP {statuses[row]}" if outcomes[row] == Outcome.HTTP_ERROR else ""
             text = ": ".join(filter(None, (status, errors[row])))
             examples = self.errors.setdefault(str(outcomes[row]), Counter())
             if text and (text in examples or len(examples) < MAX_DIFFERENT_ERRORS):
@@ -72,6 +77,7 @@ class Everything:
             "by_outcome": dict(sorted(self.requests.items())),
             "by_phase": {phase: self.phases[phase] for phase in Phase},
             "attempts": self.attempts,
+            "retried": self.retried,
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
             "token_sources": dict(sorted(self.token_sources.items())),
@@ -107,6 +113,8 @@ class Reading:
         self.arrivals = ArrivalCounts(intervals)
         self.window_arrivals = ArrivalCounts([] if facts.window is None else [facts.window])
         self.total = StageSamples()
+        self.schedule_lags_max_ns: dict[str, float] = {}
+        """By worker, of the window's requests."""
         self.times = RequestTimes()
         self.over_time = OverTime(facts)
         self.cold_start = ColdStart()
@@ -117,6 +125,7 @@ class Reading:
             self.everything.add(columns)
             self.arrivals.add(columns)
             self.window_arrivals.add(columns)
+            self._add_schedule_lags(columns)
             self.times.add(columns)
             self.over_time.add(columns)
             self.cold_start.add(columns)
@@ -130,6 +139,14 @@ class Reading:
             self.total = next(iter(self.stages.values()))
         else:
             self.total = StageSamples.union([*self.stages.values(), self._outside])
+
+    def _add_schedule_lags(self, columns: RequestColumns) -> None:
+        lags_ns = columns.floats("schedule_lag_ns")
+        rows = np.flatnonzero(columns.is_equal("phase", Phase.WINDOW) & ~np.isnan(lags_ns))
+        workers = columns.texts("worker_id") if len(rows) else []
+        for row in rows.tolist():
+            worker_id = str(workers[row])
+            self.schedule_lags_max_ns[worker_id] = max(self.schedule_lags_max_ns.get(worker_id, 0.0), lags_ns[row])
 
     def _owners(self, columns: RequestColumns) -> list[tuple[StageSamples, Flags]]:
         in_window = columns.is_equal("phase", Phase.WINDOW)

@@ -23,7 +23,7 @@ class RequestTimes:
         self._parts: dict[str, list[npt.NDArray[Any]]] = {}
         self._missed: list[Ints] = []
         self._due = self._sent = self._over = self._planned = np.empty(0, np.int64)
-        self._was_sent = self._refused = np.empty(0, np.bool_)
+        self._was_sent = self._scheduled = self._refused = np.empty(0, np.bool_)
         self._latency_ns: Floats = np.empty(0)
         self._in_flight = self._in_system = Occupancy(np.empty(0), np.empty(0))
 
@@ -54,10 +54,10 @@ class RequestTimes:
             order = np.argsort(all_parts["due"], kind="stable")
             by_due = {name: values[order] for name, values in all_parts.items()}
             self._due, self._sent, self._over = by_due["due"], by_due["sent"], by_due["over"]
-            self._was_sent, self._refused, self._latency_ns = (
-                by_due[name] for name in ("was_sent", "refused", "latency_ns")
+            self._was_sent, self._scheduled, self._refused, self._latency_ns = (
+                by_due[name] for name in ("was_sent", "scheduled", "refused", "latency_ns")
             )
-            self._planned = self._due[by_due["scheduled"]]
+            self._planned = self._due[self._scheduled]
         self._planned = np.sort(np.concatenate([self._planned, *self._missed]))
         over_s = self._seconds(self._over)
         self._in_system = Occupancy(self._seconds(self._due), over_s)
@@ -86,12 +86,14 @@ class RequestTimes:
         }
 
     def delivery_json(self, interval: Interval | None, process_gap_cv: float | None) -> dict[str, Any] | None:
-        """Whether the plan's arrivals were sent when they were due; None in a closed loop."""
+        """Whether the plan's arrivals were sent when they were due; None in a closed loop. What a task sends after its
+        arrival's request is in no plan.
+        """
         if interval is None or not len(self._planned):
             return None
         bounds = (interval.start_unix_ns, interval.end_unix_ns)
         planned = self._planned[slice(*np.searchsorted(self._planned, bounds).tolist())]
-        sent = self._sent[self._was_sent]
+        sent = self._sent[self._was_sent & self._scheduled]
         sent = sent[(sent >= bounds[0]) & (sent < bounds[1])]
         audited = audit(planned, sent)
         return {

@@ -9,7 +9,8 @@ from vllm_locust.report import figures
 
 Json = Mapping[str, Any]
 
-NAME_WIDTH: Final = 13
+_NAME_WIDTH: Final = 13
+_LONGEST_NAME: Final = 40
 _WORDS: Final = {True: "yes", False: "NO", None: figures.UNKNOWN}
 _OVERLOADED: Final = {True: "YES", False: "no", None: figures.UNKNOWN}
 
@@ -40,21 +41,31 @@ COLUMNS: Final[tuple[tuple[str, int, Callable[[Json], str]], ...]] = (
 """Heading, width and value. Rates are per second; ``over`` is short for overloaded."""
 
 
+def stage_title(stage: Json) -> str:
+    """Its name, with the number of users where the name does not tell it: that of a ramp of users does."""
+    name, users = str(stage["name"]), stage["users"]
+    title = name if users is None or name.endswith(" users") else f"{name} {users}u"
+    return title if len(title) <= _LONGEST_NAME else f"{title[: _LONGEST_NAME - 1]}…"
+
+
 def stage_lines(stages: Sequence[Json], name_of: Callable[[Json], str]) -> list[str]:
     """One line a stage; nothing where there is only one."""
     if len(stages) < 2:
         return []
-    heading = f"{'STAGES':<{NAME_WIDTH}}" + "".join(f" {name:>{width}}" for name, width, _ in COLUMNS)
+    names = [f"  {name_of(stage)}" for stage in stages]
+    name_width = max(_NAME_WIDTH, *map(len, names))
+    heading = f"{'STAGES':<{name_width}}" + "".join(f" {name:>{width}}" for name, width, _ in COLUMNS)
     rows = (
-        f"{'  ' + name_of(stage):<{NAME_WIDTH}.{NAME_WIDTH}}"
-        + "".join(f" {show(stage):>{width}}" for _, width, show in COLUMNS)
-        for stage in stages
+        f"{name:<{name_width}}" + "".join(f" {show(stage):>{width}}" for _, width, show in COLUMNS)
+        for name, stage in zip(names, stages, strict=True)
     )
     return [heading, *(row.rstrip() for row in rows)]
 
 
 def remarks(summary: Json) -> Iterator[str]:
-    """Sentences on stages that were no steady state, on a queue that one of two TTFTs hides, and on a cold start."""
+    """Sentences on stages that were no steady state, on a queue that one of two TTFTs hides, on requests that were
+    tried again, and on a cold start.
+    """
     stages = summary["stages"]
     for stage in stages:
         name = f"stage {stage['name']}" if len(stages) > 1 else "the window"
@@ -67,6 +78,13 @@ def remarks(summary: Json) -> Iterator[str]:
             yield f"{name}: {queue}"
     if len(stages) > 1 and any(map(is_open_loop, stages)):
         yield "TTFT in the table of stages counts from the schedule"
+    retried = summary["totals"]["all_phases"]["retried"]
+    if retried:
+        noun = "request" if retried == 1 else "requests"
+        yield (
+            f"{figures.count(retried)} {noun} needed more than one attempt: TTFT and E2E count from the first and "
+            "hold the waits between them"
+        )
     cold = summary["cold_start"]
     if cold is not None and cold["matters"]:
         mean, most, window = (figures.time(cold[f"{name}_s"]) for name in ("ttft_mean", "ttft_max", "window_ttft_p50"))

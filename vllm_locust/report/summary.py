@@ -51,7 +51,7 @@ def summarize(
     reading = Reading(facts)
     reading.read(requests, missed_arrivals)
     inflations = reading.gap_inflations(requests)
-    health = read_worker_health(workers, facts.window)
+    health = read_worker_health(workers, facts.window, reading.schedule_lags_max_ns)
     gpus = GpuMetrics(() if gpu is None else gpu, facts.gpu_clock_uncertainty_ns)
     servers = ServerMetrics(() if server is None else server)
     stages = [

@@ -10,7 +10,7 @@ from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
 from vllm_locust.report.gpu_table import GPU_ROWS, gpu_remarks, has_gpu
 from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
-from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines
+from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines, stage_title
 
 WIDTH: Final = 100
 COLUMNS: Final = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
@@ -20,8 +20,8 @@ _OPEN_LOOP: Final = ("ttft", "ttft_from_schedule", "schedule_lag", "tpot", "itl"
 _WHEN_MEASURED: Final = ("ttft_answer", "chunk_gap", "done")
 _LIKE: Final = {"ttft_answer": "ttft", "chunk_gap": "itl"}
 """Left out where it says the same as the other in every figure: no reasoning; one token in each chunk."""
+_LABEL_COLUMN: Final = 26
 _STAGE_COLUMN: Final = 12
-_STAGES_ABREAST: Final = 5
 
 _COLOURS: Final = {"valid": "\033[32m", "degraded": "\033[33m", "invalid": "\033[31m"}
 _PLAIN: Final = "\033[0m"
@@ -95,8 +95,12 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def _stage_heading(stage: Json) -> str:
-    users = "" if stage["users"] is None else f" {stage['users']}u"
-    return printable(f"{stage['name']}{users}")[:_STAGE_COLUMN]
+    return printable(stage_title(stage))
+
+
+def _column_width(stages: Sequence[Json]) -> int:
+    """Of a stage as a column, with the space before it."""
+    return 1 + max(_STAGE_COLUMN, *(len(_stage_heading(stage)) for stage in stages))
 
 
 _YES_OR_NO: Final = {True: "yes", False: "no", None: figures.UNKNOWN}
@@ -140,7 +144,8 @@ _LOAD_ROWS: Final[Rows] = (
 
 def _abreast(stages: Sequence[Json]) -> list[Sequence[Json]]:
     """Parts of the stages that fit beside each other."""
-    return [stages[first : first + _STAGES_ABREAST] for first in range(0, len(stages), _STAGES_ABREAST)]
+    abreast = max(1, (WIDTH - _LABEL_COLUMN) // _column_width(stages)) if stages else 1
+    return [stages[first : first + abreast] for first in range(0, len(stages), abreast)]
 
 
 def _missed(stage: Json) -> int:
@@ -149,9 +154,10 @@ def _missed(stage: Json) -> int:
 
 def _beside(stages: Sequence[Json], title: str, rows: Rows) -> list[str]:
     """Stages as columns."""
-    lines = [f"{title:<26}" + "".join(f"{_stage_heading(stage):>{_STAGE_COLUMN + 1}}" for stage in stages)]
+    width = _column_width(stages)
+    lines = [f"{title:<{_LABEL_COLUMN}}" + "".join(f"{_stage_heading(stage):>{width}}" for stage in stages)]
     for label, show in rows:
-        lines.append(f"  {label:<24}" + "".join(f"{show(stage):>{_STAGE_COLUMN + 1}}" for stage in stages))
+        lines.append(f"  {label:<{_LABEL_COLUMN - 2}}" + "".join(f"{show(stage):>{width}}" for stage in stages))
     return [line.rstrip() for line in lines]
 
 

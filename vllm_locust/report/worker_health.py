@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -23,7 +24,6 @@ _COLUMNS: Final = (
     "loop_lag_ns",
     "receive_lag_p99_ns",
     "receive_lag_max_ns",
-    "schedule_lag_max_ns",
     "gc_pause_ns",
     "open_fds",
     "rss_bytes",
@@ -50,9 +50,15 @@ class WorkerHealth:
         return {"workers": self.workers}
 
 
-def read_worker_health(source: Source | None, window: Interval | None) -> WorkerHealth:
+def read_worker_health(
+    source: Source | None, window: Interval | None, schedule_lags_max_ns: Mapping[str, float]
+) -> WorkerHealth:
+    """``schedule_lags_max_ns``: of each worker's requests of the window, which may have been sent after it."""
     series = {} if source is None else _read(source, window)
-    rows = [_summarize(worker_id, host, columns) for (worker_id, host), columns in sorted(series.items())]
+    rows = [
+        _summarize(worker_id, host, columns) | {"schedule_lag_max_s": seconds(schedule_lags_max_ns.get(worker_id))}
+        for (worker_id, host), columns in sorted(series.items())
+    ]
     by_cpu = max(rows, key=lambda row: row["cpu_fraction_p95"], default=None)
     pauses = [int(np.nanmax(columns["gc_pause_ns"])) for columns in series.values()]
     return WorkerHealth(
@@ -129,7 +135,6 @@ def _summarize(worker_id: str, host: str, columns: dict[str, Floats]) -> dict[st
         "loop_lag_max_s": seconds(_maximum(columns["loop_lag_ns"])),
         "receive_lag_p99_s": seconds(_quantile(columns["receive_lag_p99_ns"], _P95)),
         "receive_lag_max_s": seconds(_maximum(columns["receive_lag_max_ns"])),
-        "schedule_lag_max_s": seconds(_maximum(columns["schedule_lag_max_ns"])),
         "gc_pause_max_s": seconds(_maximum(columns["gc_pause_ns"])),
         "open_fds_max": _whole(_maximum(columns["open_fds"])),
         "rss_bytes_max": _whole(_maximum(columns["rss_bytes"])),

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from vllm_locust import clock
 from vllm_locust.errors import StoreError, UsageError
+from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.stage_spans import StageSpan, cut_stages
 from vllm_locust.store.intake import RecorderReport, absorb_spools
@@ -230,9 +228,8 @@ def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:
         if part.kind is not BatchKind.REQUESTS:
             continue
         for rows in read_part_rows(part).to_batches():
-            moved = clocks.move(rows)
-            ends = pc.add(moved.column("sent_unix_ns"), pc.coalesce(moved.column("done_ns"), pa.scalar(0, pa.int64())))
-            last_ns = max(last_ns, int(pc.max(ends).as_py() or 0))
+            columns = RequestColumns(clocks.move(rows))
+            last_ns = max(last_ns, int((columns.ints("sent_unix_ns") + columns.ended_ns).max(initial=0)))
     return last_ns
 
 

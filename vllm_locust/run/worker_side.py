@@ -242,7 +242,9 @@ def _calm_garbage_collector(transport: TransportName) -> None:
 
 
 def last_words(payload: Any) -> dict[str, Any]:
-    """A flush message from the network, checked. Raises KeyError, TypeError or ValueError for anything else."""
+    """A flush message from the network, checked. Raises KeyError, TypeError, ValueError or, for an infinite count,
+    OverflowError for anything else.
+    """
     counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "unstorable_values")}
     if min(counts.values()) < 0:
         raise ValueError("a count is negative")

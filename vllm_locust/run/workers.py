@@ -81,7 +81,7 @@ class RunWorkers:
     def on_flushed(self, worker_id: str, payload: Any, *, at_the_end: bool) -> None:
         try:
             words = last_words(payload)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("The last words of worker %s are not usable: %r", worker_id, error)
             return
         if words["run_id"] == self._run_id and worker_id in self._prepared_ns and words["worker_id"] == worker_id:

@@ -20,6 +20,8 @@ class Transport(StrEnum):
     UNIX = "unix"
 
 
+_DATABASE_DIGITS: Final = 9
+"""A server has at most 2**31 - 1 databases."""
 _TLS_PARAMETERS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
@@ -57,6 +59,8 @@ def redis_options(
         parts = urlsplit(url)
         transport = Transport(parts.scheme)
         port = None if transport is Transport.UNIX else parts.port
+        if port == 0:
+            raise ValueError
     except ValueError:
         raise UsageError(
             "--redis-url is not usable: write redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH"
@@ -101,11 +105,11 @@ def _address(
         connection |= {"host": parts.hostname or "localhost", "port": port or 6379, "socket_keepalive": True}
         database = parts.path.strip("/") or "0"
         where = f"{transport.value}://{connection['host']}:{connection['port']}"
-    if database.isascii() and database.isdigit():
+    if database.isascii() and database.isdigit() and len(database) <= _DATABASE_DIGITS:
         connection["db"] = int(database)
     else:
         # What stands there may be the end of an address with a password.
-        problems.append("--redis-url names a database that is no number: write it as /0")
+        problems.append("--redis-url names a database that is no number, or is too large for one: write it as /0")
     if transport is Transport.TLS:
         connection |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
         connection |= {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
