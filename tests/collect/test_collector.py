@@ -10,7 +10,7 @@ import pytest
 
 from tests.collect.fake_nvml import FakeDevice, FakeNvml, FakeTime
 from vllm_locust.collect.collector import Collector
-from vllm_locust.collect.gpu_source import Remarks, Rows
+from vllm_locust.collect.gpu_source import Remarks, Rows, Tick
 from vllm_locust.collect.nvml import NvmlSource
 from vllm_locust.telemetry import COLUMNS, TelemetryKind
 
@@ -35,15 +35,19 @@ class Counting:
     def __init__(self, time: FakeTime, cpu: FakeTime, *, cost_ns: int = 0, slow_cost_ns: int = 0) -> None:
         self.ticks: list[tuple[int, bool]] = []
         self._time, self._cpu = time, cpu
+        self._due = 0
         self._cost_ns, self._slow_cost_ns = cost_ns, slow_cost_ns
 
-    def tick(self, *, slow: bool) -> None:
+    def tick(self, tick: Tick) -> None:
+        slow = tick.number >= self._due
+        if slow:
+            self._due = tick.number + tick.per_second * tick.slow_every_s
         self.ticks.append((self._time.now_ns, slow))
         cost_ns = self._slow_cost_ns if slow else self._cost_ns
         self._time.now_ns += cost_ns
         self._cpu.now_ns += cost_ns
 
-    def take(self) -> Rows:
+    def take(self, *, last: bool = False) -> Rows:  # noqa: ARG002 - the protocol's
         return {}
 
     def describe(self) -> Iterator[str]:
@@ -93,13 +97,12 @@ def test_missed_ticks_are_counted_and_move_no_other() -> None:
     assert [row["missed_ticks"] for row in sink.rows(TelemetryKind.HOST)] == [0, 2, 2, 0]
 
 
-def test_a_tick_that_begins_a_second_may_be_missed() -> None:
-    time, cpu = FakeTime(), FakeTime(0)
-    start_ns = time.now_ns
-    source = Counting(time, cpu)
-    pause = iter([0] * 9 + [350 * MS] + [0] * 30)
-    made = collector([source], Sink(), time, cpu, 2.05)
-    wait = time.sleeper(start_ns + round(2.05 * SECOND))
+def test_the_row_of_the_host_comes_though_the_tick_that_begins_its_second_is_missed() -> None:
+    time, cpu, sink = FakeTime(), FakeTime(0), Sink()
+    start_ns = time.unix_ns()
+    pause = iter([0] * 10 + [350 * MS] + [0] * 30)
+    made = collector([], sink, time, cpu, 2.05)
+    wait = time.sleeper(time.now_ns + round(2.05 * SECOND))
 
     def slow_machine(seconds: float) -> bool:
         time.now_ns += next(pause)
@@ -107,7 +110,9 @@ def test_a_tick_that_begins_a_second_may_be_missed() -> None:
 
     made._wait = slow_machine
     made.run()
-    assert [(at - start_ns) // MS for at, slow in source.ticks if slow] == [0, 1250, 2000]
+    rows = sink.rows(TelemetryKind.HOST)
+    assert [(row["time_unix_ns"] - start_ns) // MS for row in rows] == [0, 1350, 2000, 2100]
+    assert [row["missed_ticks"] for row in rows] == [0, 3, 0, 0]
 
 
 def test_a_collector_over_its_budget_reads_slow_fields_less_often() -> None:

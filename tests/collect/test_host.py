@@ -79,11 +79,12 @@ def test_a_process_of_another_container_is_known_to_the_driver(tmp_path: Path) -
 
 
 def test_a_number_that_was_given_again_is_looked_up_again(tmp_path: Path) -> None:
+    now_ns = 0
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cmdline").write_bytes(b"one\0")
-    names = ProcessNames(NoDriver(), tmp_path)
+    names = ProcessNames(NoDriver(), tmp_path, monotonic_ns=lambda: now_ns)
     assert names.name(7) == "one"
     (tmp_path / "7" / "cmdline").write_bytes(b"two\0")
     assert names.name(7) == "one"
-    names.keep(set())
+    now_ns = 11_000_000_000
     assert names.name(7) == "two"

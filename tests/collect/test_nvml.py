@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from tests.collect.fake_nvml import RECORDED, FakeDevice, FakeNvml, FakeTime, gpm_of
-from vllm_locust.collect.gpu_source import Remarks
+from vllm_locust.collect.gpu_source import Remarks, Tick
 from vllm_locust.collect.nvml import NvmlSource
 from vllm_locust.errors import UsageError
 from vllm_locust.telemetry import COLUMNS, TelemetryKind
@@ -22,6 +22,7 @@ class Bench:
 
     def __init__(self, *devices: FakeDevice, gpus: str | None = None, **environment: str) -> None:
         self.said: list[str] = []
+        self.number = -1
         self.time = FakeTime()
         self.nvml = FakeNvml(*devices, process_names={420: "/usr/bin/python3.12"})
         self.source = NvmlSource(
@@ -35,11 +36,13 @@ class Bench:
         )
 
     def tick(self, *, slow: bool = False, after_ns: int = SECOND_NS // 10) -> None:
+        """``slow``: a second later by the tick's number, so that it is every GPU's turn."""
         self.time.now_ns += after_ns
-        self.source.tick(slow=slow)
+        self.number += 10 if slow else 0
+        self.source.tick(Tick(self.number, 10, 1))
 
     def gpu_rows(self) -> list[Mapping[str, Any]]:
-        return list(self.source.take()[TelemetryKind.GPU])
+        return list(self.source.take(last=True)[TelemetryKind.GPU])
 
 
 def test_a_row_is_what_the_driver_answered_in_our_units() -> None:
@@ -109,6 +112,39 @@ def test_slow_fields_are_asked_only_in_slow_ticks() -> None:
     bench.tick()
     assert device.asked == ["utilization", "memory", "fields", "clock", "clock", "throttle"]
     assert "temperature_c" not in bench.gpu_rows()[1]
+
+
+@pytest.mark.parametrize(
+    ("slow_every_s", "expected"),
+    [
+        (1, {"GPU-0": [0, 13, 20], "GPU-1": [1, 13, 21], "GPU-2": [2, 13, 22]}),
+        (2, {"GPU-0": [0, 20], "GPU-1": [1, 21], "GPU-2": [2, 22]}),
+    ],
+)
+def test_gpus_take_turns_with_slow_fields_and_a_missed_turn_is_made_up_for(
+    slow_every_s: int, expected: dict[str, list[int]]
+) -> None:
+    devices = [FakeDevice(uuid=uuid) for uuid in expected]
+    bench = Bench(*devices)
+    slow: dict[str, list[int]] = {uuid: [] for uuid in expected}
+    rows: list[Mapping[str, Any]] = []
+    for number in [n for n in range(25) if n not in (10, 11, 12)]:
+        bench.time.now_ns += SECOND_NS // 10
+        for device in devices:
+            device.asked.clear()
+        bench.source.tick(Tick(number, 10, slow_every_s))
+        for device in devices:
+            if "temperature" in device.asked:
+                slow[device.uuid].append(number)
+        taken = list(bench.source.take()[TelemetryKind.GPU])
+        assert bool(taken) == (number in {n for numbers in expected.values() for n in numbers} | {13})
+        rows += taken
+    rows += bench.gpu_rows()
+    assert slow == expected
+    for uuid in expected:
+        times = [row["time_unix_ns"] for row in rows if row["gpu_uuid"] == uuid]
+        assert len(times) == 22
+        assert times == sorted(times)
 
 
 FIELD_OF_CALL = {
@@ -241,7 +277,7 @@ def test_processes_have_names_and_memory() -> None:
     bench = Bench(FakeDevice(processes=[(420, 9_871_294_464), (2**22 + 7, None)]))
     bench.tick()
     bench.tick(slow=True)
-    rows = bench.source.take()
+    rows = bench.source.take(last=True)
     assert rows[TelemetryKind.GPU_PROCESSES] == [
         {
             "time_unix_ns": rows[TelemetryKind.GPU][1]["time_unix_ns"],

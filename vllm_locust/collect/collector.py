@@ -1,7 +1,7 @@
 """The collector's loop: fixed deadlines, missed ones counted, and a bound on what it costs.
 
-A tick that comes late does not move those after it. Rows leave once a second; what is slow to read is read once a
-second, and less often where the collector would cost more than its budget.
+A tick that comes late does not move those after it. What is slow to read is read once a second, and less often where
+the collector would cost more than its budget.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from vllm_locust import clock
 from vllm_locust.clock import WallAxis
-from vllm_locust.collect.gpu_source import GpuSource, Remarks
+from vllm_locust.collect.gpu_source import GpuSource, Remarks, Tick
 from vllm_locust.collect.host import HostLoad
 from vllm_locust.telemetry import TelemetryKind, TelemetrySink
 
@@ -43,12 +43,7 @@ class _Budget:
     """Every how many seconds the slow fields are read."""
 
     slow_every_s: int = 1
-    seconds: int = 0
     fractions: list[float] = field(default_factory=list)
-
-    def is_slow_second(self) -> bool:
-        self.seconds += 1
-        return self.seconds % self.slow_every_s == 0
 
     def spent(self, cpu_fraction: float) -> bool:
         """True where the slow fields are to be read half as often from now on."""
@@ -112,23 +107,30 @@ class Collector:
             number += 1
             self.cost.cpu_ns = self._cpu_ns() - cpu_started_ns
             self.cost.wall_ns = self._monotonic_ns() - started_ns
-        self._emit()
+        self._put_rows(last=True)
+        self._tell_host()
 
     def _tick(self, number: int) -> None:
-        # The tick at which a second begins may be one that was missed.
-        second = number // self._ticks_per_second
-        is_new = second != self._second
-        slow = is_new and self._budget.is_slow_second()
         before_ns = self._cpu_ns()
+        tick = Tick(number, self._ticks_per_second, self._budget.slow_every_s)
         for source in self._sources:
-            source.tick(slow=slow)
+            source.tick(tick)
         self.cost.ticks += 1
         self.cost.tick_cpu_ns += self._cpu_ns() - before_ns
-        if is_new:
+        self._put_rows()
+        # The tick at which a second begins may be one that was missed.
+        second = number // self._ticks_per_second
+        if second != self._second:
             self._second = second
-            self._emit()
+            self._tell_host()
 
-    def _emit(self) -> None:
+    def _put_rows(self, *, last: bool = False) -> None:
+        for source in self._sources:
+            for kind, rows in source.take(last=last).items():
+                if rows:
+                    self._sink.put(kind, rows)
+
+    def _tell_host(self) -> None:
         now_ns, cpu_now_ns = self._monotonic_ns(), self._cpu_ns()
         (since_ns, cpu_since_ns), self._since = self._since, (now_ns, cpu_now_ns)
         # The first row comes at once, after a time too short to tell.
@@ -138,10 +140,6 @@ class Collector:
         self._missed_ticks = 0
         when = {"time_unix_ns": self._axis.unix_ns(), "host": self._host}
         self._sink.put(TelemetryKind.HOST, [when | dict(self._host_load.read()) | own])
-        for source in self._sources:
-            for kind, rows in source.take().items():
-                if rows:
-                    self._sink.put(kind, rows)
         if fraction is not None and self._budget.spent(fraction):
             self._remarks.always(
                 f"the collector uses more than {CPU_BUDGET:.0%} of a core: fields that are slow to read are now read "

@@ -15,7 +15,7 @@ from typing import Any, Final
 from vllm_locust import clock
 from vllm_locust.clock import WallAxis
 from vllm_locust.collect.gpu_fields import MIB, throttle_reasons
-from vllm_locust.collect.gpu_source import Remarks, Rows
+from vllm_locust.collect.gpu_source import Remarks, Rows, Tick
 from vllm_locust.collect.metrics_text import Sample, read_samples
 from vllm_locust.collect.page_request import Page, PageFailed
 from vllm_locust.metrics_page import MetricsPage
@@ -81,10 +81,10 @@ class DcgmSource:
         self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
         self._thread.start()
 
-    def tick(self, *, slow: bool) -> None:
+    def tick(self, tick: Tick) -> None:
         """Its thread looks by itself: the page is not worth reading ten times a second."""
 
-    def take(self) -> Rows:
+    def take(self, *, last: bool = False) -> Rows:  # noqa: ARG002 - every row is complete
         with self._lock:
             rows, self._rows = self._rows, []
         return {TelemetryKind.GPU: rows}

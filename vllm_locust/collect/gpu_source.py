@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_locust.telemetry import Row, TelemetryKind
@@ -10,13 +11,22 @@ from vllm_locust.telemetry import Row, TelemetryKind
 Rows = Mapping[TelemetryKind, Sequence[Row]]
 
 
+@dataclass(frozen=True, slots=True)
+class Tick:
+    number: int
+    """Since the collector's start. Some may be missing."""
+    per_second: int
+    slow_every_s: int
+    """How often what costs much or changes slowly is to be read of each GPU."""
+
+
 class GpuSource(Protocol):
-    def tick(self, *, slow: bool) -> None:
-        """Take a sample; with ``slow`` also of what costs much or changes slowly. Never raises for a GPU."""
+    def tick(self, tick: Tick) -> None:
+        """Take a sample. Never raises for a GPU."""
         ...
 
-    def take(self) -> Rows:
-        """The rows that are complete since the last time."""
+    def take(self, *, last: bool = False) -> Rows:
+        """The rows that are complete since the last time; at the very end, all."""
         ...
 
     def describe(self) -> Iterator[str]:

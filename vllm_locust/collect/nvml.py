@@ -10,7 +10,7 @@ from typing import Any, Final
 from vllm_locust import clock
 from vllm_locust.clock import WallAxis
 from vllm_locust.collect.gpu_fields import utilization_between
-from vllm_locust.collect.gpu_source import Remarks, Rows
+from vllm_locust.collect.gpu_source import Remarks, Rows, Tick
 from vllm_locust.collect.nvml_calls import GpuLost
 from vllm_locust.collect.nvml_device import NvmlDevice
 from vllm_locust.collect.process_names import ProcessNames
@@ -22,14 +22,30 @@ _LOOK_AGAIN_NS: Final = 10_000_000_000
 
 
 class _Watched:
-    """A device, what was read from it since rows were last taken, and whether it is lost."""
+    """A device, what was read from it, and whether it is lost.
 
-    def __init__(self, device: NvmlDevice) -> None:
+    ``due`` is the tick of its next turn, one a second, at which its slow fields are read. The devices' turns lie beside
+    each other: all at once would take longer than to the next tick.
+    """
+
+    def __init__(self, device: NvmlDevice, due: int) -> None:
         self.device = device
+        self.due = due
+        self.turns = 0
         self.rows: list[dict[str, Any]] = []
+        """Since its last turn."""
         self.last_row_ns = 0
+        """Of the row before those."""
         self.look_again_ns: int | None = None
         """None while it is there."""
+
+    def is_due(self, tick: Tick) -> bool:
+        """Once a second; a turn that was missed comes with the next tick."""
+        if tick.number < self.due:
+            return False
+        self.due += tick.per_second * (1 + (tick.number - self.due) // tick.per_second)
+        self.turns += 1
+        return True
 
 
 class NvmlSource:
@@ -51,7 +67,7 @@ class NvmlSource:
         self._host = host
         self._axis = axis
         self._monotonic_ns = monotonic_ns
-        self._names = ProcessNames(nvml)
+        self._names = ProcessNames(nvml, monotonic_ns=monotonic_ns)
         self._processes: list[Row] = []
         handles = _handles(nvml, remarks)
         chosen = choose([identity for identity, _ in handles], gpus, environment)
@@ -68,18 +84,29 @@ class NvmlSource:
             )
             for gpu in chosen
         ]
-        self._watched = [_Watched(device) for device in self.devices]
+        self._watched: list[_Watched] = []
+        self._complete: list[Row] = []
 
-    def tick(self, *, slow: bool) -> None:
+    def tick(self, tick: Tick) -> None:
+        if not self._watched:
+            self._watched = [_Watched(device, place % tick.per_second) for place, device in enumerate(self.devices)]
         for watched in self._watched:
+            is_due = watched.is_due(tick)
+            slow = is_due and (watched.turns - 1) % tick.slow_every_s == 0
             try:
                 self._read(watched, slow=slow)
             except GpuLost as exc:
                 if watched.look_again_ns is None:
                     self._remarks.always(f"{watched.device.label} is lost: {exc}; the others go on")
                 watched.look_again_ns = self._monotonic_ns() + _LOOK_AGAIN_NS
-        if slow:
-            self._names.keep({int(str(row["pid"])) for row in self._processes})
+            if is_due:
+                self._finish(watched)
+
+    def _finish(self, watched: _Watched) -> None:
+        if watched.rows:
+            watched.last_row_ns = watched.rows[-1]["time_unix_ns"]
+            self._complete += watched.rows
+            watched.rows = []
 
     def _read(self, watched: _Watched, *, slow: bool) -> None:
         device = watched.device
@@ -108,13 +135,11 @@ class NvmlSource:
             if utilization is not None:
                 row["utilization"] = utilization
 
-    def take(self) -> Rows:
-        rows: list[Row] = []
-        for watched in self._watched:
-            if watched.rows:
-                watched.last_row_ns = watched.rows[-1]["time_unix_ns"]
-                rows += watched.rows
-                watched.rows = []
+    def take(self, *, last: bool = False) -> Rows:
+        if last:
+            for watched in self._watched:
+                self._finish(watched)
+        rows, self._complete = self._complete, []
         processes, self._processes = self._processes, []
         return {TelemetryKind.GPU: rows, TelemetryKind.GPU_PROCESSES: processes}
 

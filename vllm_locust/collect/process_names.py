@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-_KEPT_AT_MOST: Final = 1024
+from vllm_locust import clock
+
+_KEPT_NS: Final = 10_000_000_000
 _CHARS: Final = 120
 
 
@@ -14,21 +17,23 @@ class ProcessNames:
     process of another container is known to NVML alone, by its file.
     """
 
-    def __init__(self, nvml: Any, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, nvml: Any, proc: Path = Path("/proc"), *, monotonic_ns: Callable[[], int] = clock.monotonic_ns
+    ) -> None:
         self._nvml = nvml
         self._proc = proc
+        self._monotonic_ns = monotonic_ns
         self._names: dict[int, str | None] = {}
+        self._since_ns = monotonic_ns()
 
     def name(self, pid: int) -> str | None:
+        if self._monotonic_ns() - self._since_ns > _KEPT_NS:
+            # A process may give itself another title, and its number is given again when it has ended.
+            self._names.clear()
+            self._since_ns = self._monotonic_ns()
         if pid not in self._names:
-            if len(self._names) >= _KEPT_AT_MOST:
-                self._names.clear()
             self._names[pid] = self._from_proc(pid) or self._from_nvml(pid)
         return self._names[pid]
-
-    def keep(self, pids: set[int]) -> None:
-        """Forget all others: a number is given again."""
-        self._names = {pid: name for pid, name in self._names.items() if pid in pids}
 
     def _from_proc(self, pid: int) -> str | None:
         try:

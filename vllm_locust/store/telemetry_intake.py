@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
 from vllm_locust import clock
@@ -28,9 +27,6 @@ from vllm_locust.store.schema import BatchRefused
 from vllm_locust.store.telemetry_schema import TelemetryBatch, decode_telemetry, telemetry_schema
 from vllm_locust.store.telemetry_store import STREAMS, TelemetryEntry, TelemetryStore, parse_clock
 from vllm_locust.telemetry import TelemetryKind
-
-# Its stubs do not know that any column has a maximum.
-pc: Any = pyarrow.compute
 
 SECOND_NS: Final = 1_000_000_000
 _STREAM_NAMES: Final = tuple(sorted(set(STREAMS.values())))
@@ -112,7 +108,7 @@ class TelemetryIntake:
         self._refused: Counter[str] = Counter()
         self._number = 0
         self._newest: dict[tuple[str, str], _Newest] = {}
-        """By source and stream."""
+        """By source, and by GPU or host."""
         for part in telemetry_parts(directory):
             self._number = max(self._number, part.number)
             for batch in part.batches:
@@ -163,10 +159,20 @@ class TelemetryIntake:
         known = self._clocks.setdefault(source, [])
         if measured is not None and measured not in known:
             known.append(measured)
-        # Whoever reads the servers' metrics for a run has ended when its recorder is told to.
-        if batch.rows.num_rows and known and batch.header.kind is not TelemetryKind.SERVER:
-            latest_unix_ns = int(pc.max(batch.rows.column("time_unix_ns")).as_py())
-            self._newest[source, entry.stream] = _Newest(latest_unix_ns + known[-1].offset_ns, clock.monotonic_ns())
+        if known:
+            self._note_newest(batch, known[-1].offset_ns)
+
+    def _note_newest(self, batch: TelemetryBatch, offset_ns: int) -> None:
+        """Of what goes on by itself. Whoever reads the servers' metrics for a run has ended when its recorder is told
+        to, and processes come and go.
+        """
+        keys = {TelemetryKind.GPU: "gpu_uuid", TelemetryKind.HOST: "host"}
+        if batch.header.kind in keys:
+            rows = pa.Table.from_batches([batch.rows]).group_by(keys[batch.header.kind])
+            for found in rows.aggregate([("time_unix_ns", "max")]).to_pylist():
+                name = str(found[keys[batch.header.kind]])
+                latest_unix_ns = int(found["time_unix_ns_max"]) + offset_ns
+                self._newest[batch.header.source, name] = _Newest(latest_unix_ns, clock.monotonic_ns())
 
     def write(self) -> None:
         """Put what was taken on disk, a part for each kind. On ``OSError`` the rest is kept for the next time."""
