@@ -25,9 +25,11 @@ class SpawnOrder:
     """Users per second, evenly; infinite for all at once."""
     slots: Callable[[int], Callable[[str], range]] | None = None
     """Given the number of users, which of them each worker runs: ``Shares.slots``."""
+    dispatcher: OrderedDispatcher | None = None
+    """The one that carries out the order."""
 
     def reset(self) -> None:
-        self.users = self.rate = self.slots = None
+        self.users = self.rate = self.slots = self.dispatcher = None
 
 
 class OrderedDispatcher(UsersDispatcher):
@@ -40,6 +42,7 @@ class OrderedDispatcher(UsersDispatcher):
     def new_dispatch(
         self, target_user_count: int, spawn_rate: float, user_classes: list[type[Any]] | None = None
     ) -> None:
+        self._take_over()
         order = self._order
         users = target_user_count if order.users is None else order.users
         rate = spawn_rate if order.rate is None else min(order.rate, max(1, users, self.get_current_user_count()))
@@ -48,6 +51,25 @@ class OrderedDispatcher(UsersDispatcher):
             self._dispatcher_generator = self._evenly(rate)
         if order.slots is not None:
             self._dispatcher_generator = self._by_share(order.slots(users), users)
+
+    def __next__(self) -> dict[str, dict[str, int]]:
+        try:
+            return super().__next__()
+        except StopIteration:
+            # Locust leaves this set after a rebalance, and a worker that comes later would get no users.
+            self._dispatch_in_progress = False
+            raise
+
+    def _take_over(self) -> None:
+        """Go on where the dispatcher before has got to. Locust drops it with a worker that has been missing for long:
+        the next one would know of no users, and stop those of all workers to ramp up anew.
+        """
+        before, self._order.dispatcher = self._order.dispatcher, self
+        if before is None or before is self:
+            return
+        before._dispatcher_generator = _nothing()
+        self._current_user_count = before._current_user_count
+        self._prepare_rebalance()
 
     def _evenly(self, rate: float) -> Generator[dict[str, dict[str, int]]]:
         """Not in bursts once a second: the steps lie evenly around the straight line that was asked for."""
@@ -66,3 +88,7 @@ class OrderedDispatcher(UsersDispatcher):
             mine = [names[slot] for slot in slots_of(node.id)]
             dealt[node.id] = {cls.__name__: mine.count(cls.__name__) for cls in self._original_user_classes}
         yield dealt
+
+
+def _nothing() -> Generator[dict[str, dict[str, int]]]:
+    yield from ()

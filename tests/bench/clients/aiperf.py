@@ -36,7 +36,8 @@ class AIPerf:
             *("--use-server-token-count", "--export-level=records", "--ui-type=none"),
             f"--artifact-dir={load.work / 'aiperf'}",
         ]
-        return OneProcess(argv, load, alone=self.alone)
+        # Offline, it looks for the tokenizer in the hub's cache, and not in the directory that it is given.
+        return OneProcess(argv, load, alone=self.alone, without=("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
     def read_report(self, load: Load) -> Reported:
         requests, failed = [], 0

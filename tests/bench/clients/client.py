@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -71,7 +71,17 @@ class Client(Protocol):
 class OneProcess:
     """A session of one command, with whatever it starts, on the client's core. Output goes to ``client.log``."""
 
-    def __init__(self, argv: Sequence[str], load: Load, env: Mapping[str, str] | None = None, *, alone: bool) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        load: Load,
+        env: Mapping[str, str] | None = None,
+        *,
+        alone: bool,
+        without: Collection[str] = (),
+    ) -> None:
+        """``without``: variables that the command must not see."""
+        inherited = {name: value for name, value in os.environ.items() if name not in without}
         with (load.work / "client.log").open("wb") as log:
             self.process = subprocess.Popen(
                 load.placement.client_argv(list(argv), alone=alone),
@@ -79,7 +89,7 @@ class OneProcess:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 cwd=load.work,
-                env={**os.environ, **(env or {})},
+                env={**inherited, **(env or {})},
                 start_new_session=True,
             )
 
