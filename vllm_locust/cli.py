@@ -18,8 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # It has a command line of its own, with vLLM's flag names.
         simserver: Callable[[Sequence[str]], int] = importlib.import_module("vllm_locust.simserver.command").main
         return simserver(arguments[1:])
-    options = _parser().parse_args(arguments)
     try:
+        if arguments[:1] == ["capacity"]:
+            # Most of its flags are Locust's.
+            from vllm_locust.run.capacity_command import run_capacity
+
+            run_capacity(arguments[1:])
+        options = _parser().parse_args(arguments)
         return int(options.run(options))
     except VllmLocustError as error:
         for problem in error.problems:
@@ -53,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("--run-dir", type=Path, help="the directory of the run RUN (default: runs/<run id>)")
     merge.set_defaults(run=_merge)
 
+    commands.add_parser(
+        "capacity", help="search for the highest load within the SLOs (see vllm-locust capacity --help)"
+    )
     _add_collect(commands)
 
     report = commands.add_parser("report", help="write a run's summary and reports anew, and print the table")

@@ -136,6 +136,19 @@ class LogHistogram:
         middle = 2 * math.exp(bucket * _LOG_RATIO) * RATIO / (1 + RATIO)
         return min(max(middle, float(self.min_ns)), float(self.max_ns))
 
+    def above(self, limit_ns: float) -> int:
+        """How many values are larger; those in the limit's own bucket are taken as spread evenly over it."""
+        if limit_ns < 1:
+            return self.n - self.negative - self.zero if limit_ns >= 0 else self.n - self.negative
+        place = math.log(limit_ns) / _LOG_RATIO
+        bucket = int(place)
+        if bucket >= BUCKETS:
+            return self.too_large
+        beyond = int(self._counts[bucket + 1 :].sum()) + self.too_large
+        if self.max_ns is not None and self.max_ns <= limit_ns:
+            return 0
+        return beyond + round(float(self._counts[bucket]) * (bucket + 1 - place))
+
     def copy(self) -> LogHistogram:
         return self.merge(LogHistogram())
 

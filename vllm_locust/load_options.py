@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_locust.arrival import MAX_BURSTINESS, MIN_BURSTINESS, ArrivalProcess
+from vllm_locust.capacity_options import CapacityOrder, read_capacity_options
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import LoadProfile, Quantity, constant_rate, parse_stages, profile_from_shape
 from vllm_locust.workload.spec_reader import read_yaml_mapping
@@ -23,6 +24,7 @@ class LoadOptions:
     profile: LoadProfile | None = None
     arrival: ArrivalProcess = ArrivalProcess.POISSON
     burstiness: float = 1.0
+    capacity: CapacityOrder | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -38,10 +40,15 @@ def read_load_options(options: Mapping[str, Any], run_time_s: float | None) -> L
     given = {name: str(options[name]) for name in (*_LOAD_FLAGS, "arrival", "burstiness") if _is_given(options, name)}
     load = LoadOptions()
     flags = [_flag(name) for name in _LOAD_FLAGS if name in given]
+    load.capacity = read_capacity_options(options, load.problems)
+    if _is_given(options, "capacity"):
+        flags.append("--capacity")
     if len(flags) > 1:
         load.problems.append(f"{' and '.join(flags)}: each of them sets the load; give one of them")
         return load
-    if flags and flags != ["--rate"] and run_time_s:
+    if flags == ["--capacity"] and run_time_s:
+        load.problems.append("-t with --capacity: the search ends by itself; drop -t and give --budget")
+    elif flags and flags != ["--rate"] and run_time_s:
         load.problems.append(f"-t with {flags[0]}: the stages' own lengths end the run; drop -t")
     before = len(load.problems)
     _read_profile(load, given, run_time_s)
@@ -59,6 +66,8 @@ def _flag(name: str) -> str:
 
 
 def _read_profile(load: LoadOptions, given: Mapping[str, str], run_time_s: float | None) -> None:
+    if load.capacity is not None:
+        load.profile = load.capacity.first_load
     for name in _LOAD_FLAGS:
         if name not in given:
             continue

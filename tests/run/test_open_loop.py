@@ -258,18 +258,28 @@ class OpenLoop(OpenLoopChatUser):
 def hold(rate, length_s):
     return ProfileStage(name=f"{rate}/s", start_value=rate, end_value=rate, length_ns=round(length_s * 1e9))
 
-def search(view):
-    steps = iter([(hold(30, 0.5), 0), (hold(10, 0.5), None), (hold(60, 1), 1)])
-    def next_stretch():
-        for number in (0, 1):
-            stage = view.snapshots.of_stage(number)
-            if stage is not None:
-                print("STAGE", number, stage.sent, flush=True)
-        step = next(steps, None)
-        return step and Stretch(*step)
-    return next_stretch
+class Search:
+    aim = state = "a plan that grows"
 
-locust_plugin.search = search
+    def __init__(self, view):
+        self.view = view
+        self.steps = iter([(hold(30, 4), 0), (hold(30, 0.5), 0), (hold(10, 0.5), None), (hold(60, 1), 1)])
+
+    def follow(self, course):
+        self.course = course
+
+    def look(self):
+        pass
+
+    def next_stretch(self):
+        for number in (0, 1):
+            stage = self.view.snapshots.of_stage(number)
+            if stage is not None:
+                print("STAGE", number, stage.sent, self.course.arrivals_due(self.course.span(number)), flush=True)
+        step = next(self.steps, None)
+        return step and Stretch(*step)
+
+locust_plugin.search = Search
 """
 
 
@@ -278,7 +288,8 @@ def test_a_plan_grows_while_it_runs(tmp_path: Path, workers: int) -> None:
     """What comes next is decided near the plan's end: more of a stage, a pause, another stage."""
     locustfile = tmp_path / "searching.py"
     locustfile.write_text(SEARCHING)
-    flags = ("--rate-stages", "30:4s", "--warmup-requests", "10", "-u", "60", "--seed", "3", *SHORT)
+    flags = ("--capacity", "rate", "--start-load", "30", "--slo", "p99(ttft)<=1s", "--warmup-requests", "10")
+    flags = (*flags, "-u", "60", "--seed", "3", *SHORT)
     with simserver(tmp_path, *FAST) as server:
         run = (
             run_distributed(tmp_path, server.url, workers, flags, locustfile=str(locustfile))
@@ -294,6 +305,8 @@ def test_a_plan_grows_while_it_runs(tmp_path: Path, workers: int) -> None:
     rows = run.requests()
     assert Counter(row["stage"] for row in rows if row["phase"] == "window").keys() == {None, 0, 1}
     told = [line.split()[1:] for line in run.output.splitlines() if line.startswith("STAGE ")]
-    number, sent = told[0]
+    number, sent, _ = told[0]
     assert number == "0"
+    due = {number: int(count) for number, _, count in told}
+    assert due["0"] == sum(row["stage"] == 0 for row in rows), "all of the schedule in a stage is on record"
     assert 10 < int(sent) < 100, "when it is asked after two seconds of the stage, the workers have told of it so far"

@@ -1,4 +1,6 @@
-"""Asks the server what it is before any load is sent. Only GET requests, never a POST."""
+"""Asks the server what it is before any load is sent. Only GET requests, and never a POST, except for the one that
+``--reset-prefix-cache`` asks for.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +73,22 @@ def ask_server(config: RunConfig, api_key: str | None) -> ServerFacts:
         is_vllm=all(fact.is_vllm for fact in facts),
         version=facts[0].version,
     )
+
+
+def reset_prefix_cache(config: RunConfig, api_key: str | None) -> None:
+    """Have every target forget its prefix cache. Raises TargetError where one refuses."""
+    pool = _pool(config)
+    try:
+        for target in config.targets:
+            status, body = _ask(pool, config, target, "POST", "/reset_prefix_cache", api_key)
+            if status != 200:
+                why = f" ({text})" if (text := error_text(body)) else ""
+                raise TargetError(
+                    f"--reset-prefix-cache: POST {target.url}/reset_prefix_cache answered {status}{why}; vLLM has it "
+                    "when it is started with VLLM_SERVER_DEV_MODE=1 in its environment; drop the flag otherwise"
+                )
+    finally:
+        pool.close()
 
 
 def _pool(config: RunConfig) -> ConnectionPool:
@@ -147,6 +165,12 @@ def _version(pool: ConnectionPool, config: RunConfig, target: Target, api_key: s
 
 
 def _get(pool: ConnectionPool, config: RunConfig, target: Target, path: str, api_key: str | None) -> tuple[int, bytes]:
+    return _ask(pool, config, target, "GET", path, api_key)
+
+
+def _ask(
+    pool: ConnectionPool, config: RunConfig, target: Target, method: str, path: str, api_key: str | None
+) -> tuple[int, bytes]:
     try:
         connection = pool.open(target, config.timeouts.connect_ns)
     except OSError as error:
@@ -156,18 +180,19 @@ def _get(pool: ConnectionPool, config: RunConfig, target: Target, path: str, api
     limit_ns = config.timeouts.connect_ns
     try:
         with gevent.Timeout(None if limit_ns is None else limit_ns / 1e9, TimeoutError("no answer in time")):
-            return _exchange(connection, target, path, api_key)
+            return _exchange(connection, target, method, path, api_key)
     except (OSError, httptools.HttpParserError) as error:
-        raise TargetError(f"GET {target.url}{path} failed: {error}; is this an HTTP server?") from None
+        raise TargetError(f"{method} {target.url}{path} failed: {error}; is this an HTTP server?") from None
     finally:
         connection.close()
 
 
-def _exchange(connection: Connection, target: Target, path: str, api_key: str | None) -> tuple[int, bytes]:
+def _exchange(connection: Connection, target: Target, method: str, path: str, api_key: str | None) -> tuple[int, bytes]:
     place = f"{target.prefix}{path}"
     if connection.proxy_headers is not None:
         place = f"http://{target.authority}{place}"
-    lines = [f"GET {place} HTTP/1.1", f"Host: {target.authority}", "Accept: application/json", "Connection: close"]
+    lines = [f"{method} {place} HTTP/1.1", f"Host: {target.authority}", "Accept: application/json"]
+    lines += ["Connection: close", *(["Content-Length: 0"] if method == "POST" else [])]
     lines += [f"{name}: {value}" for name, value in connection.proxy_headers or ()]
     if api_key:
         lines.append(f"Authorization: Bearer {api_key}")

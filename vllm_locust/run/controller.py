@@ -85,6 +85,8 @@ class RunController:
         self._axis = WallAxis()
         self._progress = Progress(self._config.progress)
         self._conductor: gevent.Greenlet | None = None
+        create = RunDirectory.create_next if one_of_many else RunDirectory.create
+        self.run_dir = create(Path(self._config.run_dir or f"runs/{self.run_id}"))
         self._course = course(
             RunView(
                 config=self._config,
@@ -99,10 +101,10 @@ class RunController:
                 common_unix_ns=self._common_unix_ns,
                 publish=self._publish,
                 requests_waiting=self._requests_waiting,
+                run_id=self.run_id,
+                run_dir=self.run_dir,
             )
         )
-        create = RunDirectory.create_next if one_of_many else RunDirectory.create
-        self.run_dir = create(Path(self._config.run_dir or f"runs/{self.run_id}"))
 
     # The beginning
 

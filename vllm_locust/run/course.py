@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
@@ -20,9 +20,9 @@ from vllm_locust.run.recovery import STAGES, WINDOW_END, WINDOW_START
 from vllm_locust.run.spawning import SpawnOrder
 from vllm_locust.run.stage_spans import StageSpan, Stretch, cut_stages
 from vllm_locust.run.workers import POLL_S, RunWorkers
+from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.workload.workload import Workload
 
-NextStretch = Callable[[], Stretch | None]
 _NEVER_NS = 1 << 62
 USED_UP = "every user has ended: the workload is used up"
 
@@ -48,15 +48,38 @@ class RunView:
     """Control fields, for a merge without the master."""
     requests_waiting: Callable[[], float | None]
     """At all servers together by their own metrics, a second ago at most or so; None where they do not tell."""
+    run_id: str
+    run_dir: RunDirectory
+
+
+class Search(Protocol):
+    """Decides on the load while it runs. It is asked for what comes next shortly before the planned end in an open
+    loop, at that end in a closed one; None ends the run there. ``look`` is called often meanwhile.
+    """
+
+    @property
+    def aim(self) -> str:
+        """What is searched for, for the log."""
+
+    @property
+    def state(self) -> str:
+        """Where it is, in a few words."""
+
+    def follow(self, course: Course) -> None:
+        """Called once, before anything else."""
+
+    def next_stretch(self) -> Stretch | None: ...
+
+    def look(self) -> None: ...
 
 
 class Course(ABC):
     """One run's middle. ``run`` may be killed at any point; ``end`` follows in any case."""
 
-    def __init__(self, view: RunView, *, searching: bool = False) -> None:
-        """``searching``: what comes next hangs on what was measured, so workers tell of each stage while it runs."""
+    def __init__(self, view: RunView, search: Search | None = None) -> None:
+        """With a ``search`` what comes next hangs on what was measured: workers tell of each stage while it runs."""
         self._view = view
-        self._searching = searching
+        self._search = search
         self._users_seen = False
         self._window_start_ns: int | None = None
         self._window_end_ns: int | None = None
@@ -64,6 +87,16 @@ class Course(ABC):
         """On the common clock; None while it is not known, and where the window is open until the run is stopped."""
         self._spans: tuple[StageSpan, ...] = ()
         self.phase = "warmup"
+        if search is not None:
+            search.follow(self)
+
+    def span(self, stage: int) -> StageSpan | None:
+        """Of a stage that was planned so far."""
+        return next((span for span in reversed(self._spans) if span.stage == stage), None)
+
+    def arrivals_due(self, span: StageSpan) -> int | None:  # noqa: ARG002 - a closed loop has no schedule
+        """Planned for this span; None in a closed loop."""
+        return None
 
     @property
     def has_begun(self) -> bool:
@@ -156,7 +189,7 @@ class Course(ABC):
 
     def _announce_stage(self) -> None:
         """Have the last stage's requests counted apart, where somebody waits for it."""
-        if self._searching and self._spans:
+        if self._search is not None and self._spans:
             span = self._spans[-1]
             end_ns = _NEVER_NS if span.end_unix_ns is None else span.end_unix_ns
             times = {"start_unix_ns": span.start_unix_ns, "end_unix_ns": end_ns}
@@ -166,7 +199,17 @@ class Course(ABC):
         end_ns = self._planned_end_ns
         return None if end_ns is None else max(0.0, (end_ns - self._view.common_unix_ns()) / 1e9)
 
+    def _next_stretch(self) -> Stretch | None:
+        return None if self._search is None else self._search.next_stretch()
+
+    def _look(self) -> None:
+        if self._search is not None:
+            self._search.look()
+
     def _show(self, left_s: float | None, **facts: Any) -> None:
+        if self._search is not None:
+            # The planned end moves on with the search.
+            left_s, facts["search"] = None, self._search.state
         self._view.progress.show(clock.monotonic_ns(), self.phase, left_s, self._view.snapshots.merged, **facts)
 
     def _all_users_ended(self) -> bool:

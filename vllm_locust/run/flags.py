@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_locust.capacity_options import CAPACITY_FLAGS, CAPACITY_SWITCHES
+
 GROUP = "vllm-locust: load on LLM servers"
 
 _SHOWN_IN_WEB_UI = frozenset(
@@ -91,9 +93,9 @@ _REPEATABLE = (
 def add_flags(parser: Any) -> None:
     """Add every flag to Locust's parser, in a group of their own."""
     group = parser.add_argument_group(GROUP)
-    for flag, default, text in _VALUES:
+    for flag, default, text in (*_VALUES, *CAPACITY_FLAGS):
         _add(group, flag, text, default=default)
-    for flag, text in _SWITCHES:
+    for flag, text in (*_SWITCHES, *CAPACITY_SWITCHES):
         _add(group, flag, text, action="store_true")
     for flag, text in _REPEATABLE:
         _add(group, flag, text, action="append", default=[])

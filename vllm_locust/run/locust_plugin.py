@@ -18,15 +18,18 @@ from locust import argument_parser, events
 from locust.runners import LocalRunner, Runner, WorkerRunner
 
 from vllm_locust.aggregate import Snapshots
+from vllm_locust.capacity_record import RecordedProbe
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError, VllmLocustError
 from vllm_locust.load.open_loop import kind_problems
-from vllm_locust.load.preflight import ask_server
+from vllm_locust.load.preflight import ask_server, reset_prefix_cache
 from vllm_locust.load.users import POST
 from vllm_locust.load_options import read_load_options
 from vllm_locust.load_profile import Quantity
+from vllm_locust.run.capacity import CapacityProbes
+from vllm_locust.run.capacity_terms import check_search, terms_of
 from vllm_locust.run.controller import RunController
-from vllm_locust.run.course import ClosedCourse, Course, NextStretch, RunView
+from vllm_locust.run.course import ClosedCourse, Course, RunView, Search
 from vllm_locust.run.flags import WEB_OPTIONS, add_flags
 from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
 from vllm_locust.run.open_course import OpenCourse
@@ -44,8 +47,8 @@ from vllm_locust.workload.load import load_workload
 
 logger = logging.getLogger(__name__)
 
-search: Callable[[RunView], NextStretch] | None = None
-"""Set before a run by whoever decides on its next stages while it goes on."""
+search: Callable[[RunView], Search] | None = None
+"""Set before a run by a locustfile that decides itself on the next stages while it goes on."""
 
 _PR_SET_PDEATHSIG = 1
 _WORKERS_ARE_FORKED = Event()
@@ -138,6 +141,8 @@ class _MasterProcess:
         self._snapshots = Snapshots()
         self._controller: RunController | None = None
         self._interrupted = False
+        self._earlier: tuple[RecordedProbe, ...] = ()
+        """Probes of the search that is gone on with."""
         self._checked = self._check() if headless else None
         self._spawn_order = SpawnOrder()
         environment.dispatcher_class = functools.partial(OrderedDispatcher, self._spawn_order)
@@ -191,6 +196,12 @@ class _MasterProcess:
             logger.warning("%s", warning)
         if config.open_loop:
             plan_load(config, workload)
+        if config.capacity is not None:
+            if not self._headless:
+                raise UsageError("--capacity: a search runs without a web UI; add --headless")
+            self._earlier = check_search(config.capacity, config, server, workload)
+            if config.capacity.reset_prefix_cache:
+                reset_prefix_cache(config, self._secrets.api_key)
         return Checked(config, self._secrets, server, workload, pages)
 
     def _set_default_users(self, options: Any) -> None:
@@ -260,14 +271,27 @@ class _MasterProcess:
 
     def _course(self, view: RunView) -> Course:
         config = view.config
-        next_stretch = None if search is None else search(view)
+        decider = self._capacity_search(view) if search is None else search(view)
         if config.open_loop:
-            return OpenCourse(view, plan_load(config, view.workload), next_stretch)
+            return OpenCourse(view, plan_load(config, view.workload), decider)
         if config.profile is None:
             return ClosedCourse(view)
         form = vars(self._environment.parsed_options)
         spawn_rate = self._options["spawn_rate"] if self._headless else form["spawn_rate"]
-        return UserStagesCourse(view, config.profile, spawn_rate=spawn_rate, next_stretch=next_stretch)
+        return UserStagesCourse(view, config.profile, spawn_rate=spawn_rate, search=decider)
+
+    def _capacity_search(self, view: RunView) -> Search | None:
+        order, checked = view.config.capacity, self._checked
+        if order is None or checked is None:
+            return None
+        reset = functools.partial(reset_prefix_cache, checked.config, checked.secrets.api_key)
+        return CapacityProbes(
+            view,
+            order,
+            terms=terms_of(order, checked.config, checked.server, checked.workload),
+            earlier=self._earlier,
+            reset_prefix_cache=reset if order.reset_prefix_cache else None,
+        )
 
     def _on_worker_connect(self, client_id: str, **_: Any) -> None:
         if self._controller is not None:

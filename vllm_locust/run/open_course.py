@@ -15,12 +15,12 @@ from vllm_locust import clock
 from vllm_locust.arrival import ArrivalProcess
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.run.course import USED_UP, Course, NextStretch, RunView, window_in_words
+from vllm_locust.run.course import USED_UP, Course, RunView, Search, window_in_words
 from vllm_locust.run.messenger import BEGIN, DRAIN, EXTEND, Absences
 from vllm_locust.run.planned_load import PlannedLoad
 from vllm_locust.run.recovery import SCHEDULE, SHARES
 from vllm_locust.run.shares import Shares
-from vllm_locust.run.stage_spans import Stretch, append_stretch
+from vllm_locust.run.stage_spans import StageSpan, Stretch, append_stretch
 from vllm_locust.run.workers import POLL_S
 
 logger = logging.getLogger(__name__)
@@ -37,14 +37,15 @@ LAST_ARRIVALS_NS = 100_000_000
 
 
 class OpenCourse(Course):
-    """``next_stretch`` is asked shortly before the planned end what comes next; None ends the run there."""
+    """A ``search`` is asked shortly before the planned end what comes next; None ends the run there."""
 
-    def __init__(self, view: RunView, load: PlannedLoad, next_stretch: NextStretch | None = None) -> None:
-        super().__init__(view, searching=next_stretch is not None)
+    def __init__(self, view: RunView, load: PlannedLoad, search: Search | None = None) -> None:
+        super().__init__(view, search)
         self._schedule = load.schedule
         self._warmup_ns = load.warmup_ns
         self._stages = load.stages
-        self._next_stretch = next_stretch
+        self._first_rps = load.first_rps
+        self._may_grow = search is not None
         self._shares = Shares(())
         self._fingerprints: dict[str, str] = {}
         """Of the schedule as each worker was told it."""
@@ -71,6 +72,8 @@ class OpenCourse(Course):
         window = window_in_words(None if length_ns is None else length_ns - self._warmup_ns)
         slots = self._view.messenger.users_wanted
         warmup = f"warm-up of {config.warmup_requests} requests in {self._warmup_ns / 1e9:.3g} s"
+        if self._search is not None:
+            return f"{self._search.aim}, {process} arrivals into {slots} slots; {warmup}"
         return f"{load} into {slots} slots; {warmup}, then {window}"
 
     # Who sends what
@@ -185,6 +188,7 @@ class OpenCourse(Course):
                 return USED_UP if self.ends_by_itself else None
             self._look_after_shares()
             self.phase = "warmup" if now_ns < self._first_stage_ns else "window"
+            self._look()
             self.show()
             gevent.sleep(POLL_S)
 
@@ -222,9 +226,9 @@ class OpenCourse(Course):
         self._planned_end_ns = None if length_ns is None else self._planned_end_ns + length_ns
 
     def _extend(self) -> None:
-        stretch = None if self._next_stretch is None else self._next_stretch()
+        stretch = self._next_stretch() if self._may_grow else None
         if stretch is None:
-            self._next_stretch = None
+            self._may_grow = False
             return
         for piece in stretch.load.pieces():
             self._schedule.extend(piece)
@@ -247,11 +251,19 @@ class OpenCourse(Course):
 
     # What is told
 
+    def arrivals_due(self, span: StageSpan) -> int | None:
+        if self._t0_unix_ns is None or span.end_unix_ns is None:
+            return None
+        before, after = (
+            self._schedule.offsets_ns(at - self._t0_unix_ns) for at in (span.start_unix_ns, span.end_unix_ns)
+        )
+        return len(after) - len(before)
+
     def _show_load(self) -> None:
         now_ns = self._view.common_unix_ns()
         span = next((span for span in reversed(self._spans) if span.start_unix_ns <= now_ns), None)
         if span is None:
-            self._show(self._left_s(), offered_rps=self._stages[0].start_value)
+            self._show(self._left_s(), offered_rps=self._first_rps)
         else:
             self._show(self._left_s(), offered_rps=span.value_at(now_ns), stage=span.load.name)
 

@@ -19,7 +19,10 @@ class PlannedLoad:
     schedule: Schedule
     warmup_ns: int
     """The window begins so long after T0."""
+    first_rps: float
+    """Of the warm-up."""
     stages: tuple[ProfileStage, ...]
+    """None where a search decides on them while the run goes on."""
 
 
 def plan_load(config: RunConfig, workload: Workload) -> PlannedLoad:
@@ -31,10 +34,11 @@ def plan_load(config: RunConfig, workload: Workload) -> PlannedLoad:
     first_rps = config.profile.stages[0].start_value
     warmup_ns = schedule.warmup_length_ns(config.warmup_requests, config.warmup_time_ns, first_rps)
     schedule.extend(Piece(warmup_ns, first_rps, first_rps))
-    for stage in config.profile.stages:
+    stages = () if config.capacity is not None else config.profile.stages
+    for stage in stages:
         for piece in stage.pieces():
             schedule.extend(piece)
-    return PlannedLoad(schedule, warmup_ns, config.profile.stages)
+    return PlannedLoad(schedule, warmup_ns, first_rps, stages)
 
 
 def _replay(config: RunConfig, workload: Workload) -> PlannedLoad:
@@ -59,4 +63,4 @@ def _replay(config: RunConfig, workload: Workload) -> PlannedLoad:
     pieces = (Piece(warmup_ns, 0.0, 0.0), Piece(length_ns, mean_rps, mean_rps))
     schedule = Schedule(ArrivalProcess.TRACE, seed=config.seed, pieces=pieces, trace_offsets_ns=offsets_ns)
     stage = ProfileStage(name="trace", start_value=mean_rps, end_value=mean_rps, length_ns=length_ns)
-    return PlannedLoad(schedule, warmup_ns, (stage,))
+    return PlannedLoad(schedule, warmup_ns, mean_rps, (stage,))

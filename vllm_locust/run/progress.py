@@ -43,15 +43,20 @@ class Progress:
         *,
         stage: str | None = None,
         offered_rps: float | None = None,
+        search: str | None = None,
     ) -> None:
-        """``offered_rps``: what is asked for at this moment of an open loop."""
+        """``offered_rps``: what is asked for at this moment of an open loop. ``search``: how far that is."""
         if self._mode == "off":
             return
         interval_ns = 1_000_000_000 if self._terminal or self._mode == "json" else QUIET_INTERVAL_NS
         if self._last_ns is not None and now_ns - self._last_ns < interval_ns:
             return
         aggregate = merged()
-        facts = self._facts(now_ns, phase, left_s, aggregate) | {"stage": stage, "offered_rps": _rounded(offered_rps)}
+        facts = self._facts(now_ns, phase, left_s, aggregate) | {
+            "stage": stage,
+            "offered_rps": _rounded(offered_rps),
+            "search": search,
+        }
         self._last_ns, self._last = now_ns, aggregate
         if self._mode == "json":
             self._write(json.dumps(facts, allow_nan=False) + "\n")
@@ -108,8 +113,9 @@ _IF_ANY = (("waiting_arrivals", "waiting"), ("dropped_arrivals", "dropped"))
 
 
 def _line(facts: dict[str, Any]) -> str:
+    what = facts["search"] or facts["stage"]
     parts = [
-        f"{facts['phase']:<8}" if facts["stage"] is None else f"{facts['phase']} {facts['stage']:<8}",
+        f"{facts['phase']:<8}" if what is None else f"{facts['phase']} {what:<8}",
         f"in flight {facts['in_flight']}",
         f"finished {facts['finished']}",
         f"failed {facts['failed']}",

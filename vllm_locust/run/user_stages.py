@@ -10,7 +10,7 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.load_profile import LoadProfile, Quantity
-from vllm_locust.run.course import USED_UP, ClosedCourse, NextStretch, RunView
+from vllm_locust.run.course import USED_UP, ClosedCourse, RunView, Search
 from vllm_locust.run.stage_spans import Stretch, append_stretch
 from vllm_locust.run.workers import POLL_S
 
@@ -21,7 +21,7 @@ TELL_AGAIN_NS = 10_000_000_000
 class UserStagesCourse(ClosedCourse):
     """A stage is measured from when its users are there; those that are too many for it end their requests first.
 
-    ``next_stretch`` is asked at the end of the planned stages what comes next; None ends the run.
+    A ``search`` says what comes after the warm-up, in place of the profile's stages.
     """
 
     def __init__(
@@ -30,18 +30,17 @@ class UserStagesCourse(ClosedCourse):
         profile: LoadProfile,
         *,
         spawn_rate: float | None,
-        next_stretch: NextStretch | None = None,
+        search: Search | None = None,
     ) -> None:
         """``spawn_rate``: from one stage to the next; None for all at once."""
-        super().__init__(view, searching=next_stretch is not None)
+        super().__init__(view, search)
         self._profile = profile
-        self._next_stretch = next_stretch
         self._spawn_rate = math.inf if spawn_rate is None else spawn_rate
         self._spawning: gevent.Greenlet | None = None
 
     @property
     def ends_by_itself(self) -> bool:
-        return self._profile.length_ns is not None
+        return self._search is not None or self._profile.length_ns is not None
 
     @property
     def in_words(self) -> str:
@@ -49,10 +48,15 @@ class UserStagesCourse(ClosedCourse):
         more = ", …" if len(self._profile.stages) > 10 else ""
         config = self._view.config
         warmup = f"warm-up of {config.warmup_requests} requests or {config.warmup_time_ns / 1e9:g} s"
+        if self._search is not None:
+            return f"{self._search.aim}; {warmup}"
         return f"{stages}{more}; {warmup}, then the stages"
 
     @property
     def _users_at_most(self) -> int:
+        capacity = self._view.config.capacity
+        if capacity is not None:
+            return round(capacity.settings.max_load or capacity.settings.start_load)
         return round(max(max(stage.start_value, stage.end_value) for stage in self._profile.stages))
 
     def parts(self, worker_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -70,9 +74,10 @@ class UserStagesCourse(ClosedCourse):
         return None
 
     def _stretches(self) -> Iterator[Stretch]:
-        for number, load in enumerate(self._profile.stages):
-            yield Stretch(load, number)
-        while self._next_stretch is not None and (stretch := self._next_stretch()) is not None:
+        if self._search is None:
+            for number, load in enumerate(self._profile.stages):
+                yield Stretch(load, number)
+        while (stretch := self._next_stretch()) is not None:
             yield stretch
 
     def _measure_stretch(self, stretch: Stretch) -> bool:
@@ -119,6 +124,7 @@ class UserStagesCourse(ClosedCourse):
             if not self._is_spawning() and clock.monotonic_ns() - told_ns > TELL_AGAIN_NS:
                 told_ns = clock.monotonic_ns()
                 self._tell_locust()
+            self._look()
             self.show()
             gevent.sleep(POLL_S)
         return True
@@ -131,6 +137,7 @@ class UserStagesCourse(ClosedCourse):
         while (left_s := self._left_s()) is None or left_s > 0:
             if self._all_users_ended():
                 return False
+            self._look()
             self.show()
             gevent.sleep(POLL_S if left_s is None else min(POLL_S, left_s))
         return True

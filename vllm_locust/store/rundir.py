@@ -51,6 +51,11 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def capacity_json(self) -> Path:
+        """There only where the capacity was searched for."""
+        return self.path / "capacity.json"
+
+    @property
     def report_html(self) -> Path:
         return self.path / "report.html"
 

@@ -80,6 +80,13 @@ class Workload:
         """The prompts have an ``offset_ns``, come in order and end after one pass."""
         return self.source.offset_ns is not None
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a later pass sends the same texts again: a data set does, generated text is new each time."""
+        row = int(self.selected[0])
+        first, second = (self.source.prompt(row, epoch).messages for epoch in (0, 1))
+        return first == second
+
     def offsets_ns(self) -> Integers | None:
         """When each prompt is due, in order, after the trace's start; None where the workload replays no times."""
         return None if self.source.offset_ns is None else self.source.offset_ns[self.selected]

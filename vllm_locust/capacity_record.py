@@ -1,0 +1,97 @@
+"""``capacity.json``: a capacity search as it stands in its run's directory, so that it can be gone on with.
+
+``probes`` are as judged while they ran, from histograms; ``judged`` and ``result`` are written by the merge, from every
+request. What must be the same for a probe to count in another run is in ``terms``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+from vllm_locust.capacity import Capacity, CapacitySettings
+from vllm_locust.load_profile import Quantity
+from vllm_locust.probe import ProbeResult
+
+SCHEMA: Final = 1
+_WORDS: Final = {
+    "model": "the model",
+    "slos": "the SLOs",
+    "workload": "the workload",
+    "quantity": "what is searched for",
+    "arrival": "the arrivals",
+    "answers": "the answers' lengths",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedProbe:
+    """``stage`` is None for a probe of an earlier run."""
+
+    run_id: str
+    stage: int | None
+    result: ProbeResult
+    left_out: str | None = None
+    """Why it does not count."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"run_id": self.run_id, "stage": self.stage, "left_out": self.left_out, **self.result.to_json()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        rest = dict(row)
+        known = {name: rest.pop(name) for name in ("run_id", "stage", "left_out")}
+        return cls(**known, result=ProbeResult.from_json(rest))
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchRecord:
+    run_id: str
+    settings: CapacitySettings
+    terms: Mapping[str, Any]
+    probes: list[RecordedProbe] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the result must know, in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "run_id": self.run_id,
+            "settings": asdict(self.settings),
+            "terms": dict(self.terms),
+            "probes": [probe.to_json() for probe in self.probes],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Raises ValueError for anything that ``to_json`` cannot have made."""
+        try:
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {data['schema']!r}, and this version reads {SCHEMA}")
+            settings = data["settings"]
+            return cls(
+                run_id=data["run_id"],
+                settings=CapacitySettings(**{**settings, "quantity": Quantity(settings["quantity"])}),
+                terms=data["terms"],
+                probes=[RecordedProbe.from_json(row) for row in data["probes"]],
+                notes=list(data["notes"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it is no record of a capacity search ({error!r})") from None
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """In which terms two searches differ, in words."""
+    return [
+        f"{_WORDS.get(name, name)}: {json.dumps(old.get(name))} there, {json.dumps(new[name])} here"
+        for name in new
+        if old.get(name) != new[name]
+    ]
+
+
+def final_json(record: Mapping[str, Any], judged: Sequence[RecordedProbe], result: Capacity) -> dict[str, Any]:
+    """``capacity.json`` with what came of the search by every request."""
+    return {**record, "judged": [probe.to_json() for probe in judged], "result": asdict(result)}
