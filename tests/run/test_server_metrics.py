@@ -97,12 +97,15 @@ def test_a_server_that_is_started_anew_in_the_run(tmp_path: Path) -> None:
     with simserver(first, *FAST, "--port", port) as before:
         common = ("--headless", "--only-summary", "--run-dir", "run", "--max-failures", "100%")
         locust = start_locust(tmp_path, before.url, *common, *flags, "--metrics-url", before.url)
-        wait_for_text(before.truth_log, 150)
-        before.process.kill()
-        time.sleep(1.5)
-        with simserver(second, *FAST, "--port", port) as after:
-            run = end_of(locust, tmp_path)
-            made = sum(one["output_tokens"] for server in (before, after) for one in server.truth())
+        try:
+            wait_for_text(before.truth_log, 150)
+            before.process.kill()
+            time.sleep(1.5)
+            with simserver(second, *FAST, "--port", port) as after:
+                run = end_of(locust, tmp_path)
+                made = sum(one["output_tokens"] for server in (before, after) for one in server.truth())
+        finally:
+            locust.kill()
     assert run.exit_code in (0, 4), run.output
     (stage,) = run.summary["stages"]
     server = stage["server"]
