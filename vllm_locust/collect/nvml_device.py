@@ -83,6 +83,7 @@ class NvmlDevice:
             ("decoder_utilization", self._decoder),
             ("ecc_errors", self._ecc_errors),
             ("gpm", self._gpm_values),
+            ("traffic", self._traffic_values),
             ("xid", self._xid),
         ]
         return fast, slow
@@ -150,10 +151,9 @@ class NvmlDevice:
         return {"ecc_errors": count}
 
     def _gpm_values(self) -> Values:
-        """Where there is no GPM, at least the traffic, from counters."""
-        if self._gpm is None and not self._calls.is_off("gpm_support"):
+        if self._gpm is None:
             self._calls.ask("gpm_support", self._open_gpm)
-        return self._traffic_values() if self._gpm is None else self._gpm.read()
+        return {} if self._gpm is None else self._gpm.read()
 
     def _open_gpm(self) -> Values:
         nvml, whole = self._nvml, self.handle if self._parent is None else self._parent
@@ -168,7 +168,8 @@ class NvmlDevice:
         return {}
 
     def _traffic_values(self) -> Values:
-        if self.identity.mig_instance is not None:
+        """From counters, where there is no GPM."""
+        if self._gpm is not None and not self._calls.is_off("gpm"):
             return {}
         counts = self._traffic.read(self.handle)
         now_ns = self._monotonic_ns()
