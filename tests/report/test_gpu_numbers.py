@@ -177,8 +177,8 @@ def watched(first: float, *indices: int) -> dict[str, Any]:
             for n in indices
         ],
         "sources": [
-            {"kinds": ["gpu", "host"], "uncertainty_ns": 90_000},
-            {"kinds": ["host"], "uncertainty_ns": 1 << 40},
+            {"source": "g-1", "kinds": ["gpu", "host"], "uncertainty_ns": 90_000},
+            {"source": "h-1", "kinds": ["host"], "uncertainty_ns": 1 << 40},
         ],
     }
 

@@ -97,6 +97,7 @@ def test_one_engine() -> None:
         "pages_read": 6,
         "pages_failed": 0,
         "page_duration_max_s": pytest.approx(0.017),
+        "clock_uncertainty_s": None,
         "restarts": 0,
         "requests_running": {"mean": 4.5, "max": 5, "first": 4, "last": 5, "grows": None},
         "requests_waiting": {"mean": 4.5, "max": 7, "first": 2, "last": 7, "grows": None},
@@ -291,8 +292,13 @@ def test_in_summary_and_pages() -> None:
     ]
     requests = [request(11, [1, 2]), request(12, [1, 2])]
     server = pa.Table.from_pylist(rows(looks), schema=SCHEMA).to_batches()
-    summary = summarize(run(10, 70), [batch(requests)], server=server)
+    sources = [
+        {"source": f"server-metrics-{run_id}-1-ab", "kinds": ["server"], "uncertainty_ns": uncertainty_ns}
+        for run_id, uncertainty_ns in (("run-1", 2_000_000), ("run-2", 9_000_000))
+    ]
+    summary = summarize(run(10, 70, telemetry={"sources": sources}), [batch(requests)], server=server)
     told = summary["stages"][0]["server"]
+    assert told["clock_uncertainty_s"] == 0.002, "of the run's own scraper"
     assert told == summary["totals"]["server"]
     assert told["ttft_s"]["network"] == pytest.approx(0.75)
     text, html = render_text(summary), render_html(summary, {})

@@ -16,9 +16,9 @@ the records: ``{"planned", "dropped", "lost", "doubled", "misplaced"}``; ``lost`
 {id: {"unstorable_values"}}}``. - ``records``: ``{"lost", "batches_lost", "spooled_batches"}``. -
 ``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``server_metrics``: ``{"pages": [{"target"}]}``, the servers
 whose own metrics were to be read. - ``telemetry``: ``{"gpus": [{"host",
-"gpu_index", "gpu_uuid", "first_unix_ns"}], "sources": [{"kinds", "uncertainty_ns"}]}``, what a collector had sampled,
-or null. - ``slots``: how many requests could be in flight at most, over
-all workers; null in a closed loop.
+"gpu_index", "gpu_uuid", "first_unix_ns"}], "sources": [{"source", "kinds",
+"uncertainty_ns"}]}``, what a collector had sampled, or null. - ``slots``: how many requests could be in flight at most,
+over all workers; null in a closed loop.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class RunFacts:
     gpus_watched: tuple[Mapping[str, Any], ...]
     """GPUs that a collector had sampled."""
     gpu_clock_uncertainty_ns: int | None
+    server_clock_uncertainty_ns: int | None
     arrivals: Mapping[str, int | None] | None
     """None in a closed loop."""
 
@@ -111,16 +112,18 @@ class RunFacts:
             process_gap_cv=_process_gap_cv(run.get("schedule")),
             metrics_targets=tuple(page["target"] for page in (run.get("server_metrics") or {}).get("pages") or ()),
             gpus_watched=tuple((run.get("telemetry") or {}).get("gpus") or ()),
-            gpu_clock_uncertainty_ns=_gpu_clock_uncertainty_ns(run.get("telemetry") or {}),
+            gpu_clock_uncertainty_ns=_telemetry_clock_ns(run, "gpu"),
+            server_clock_uncertainty_ns=_telemetry_clock_ns(run, "server", of=run["run_id"]),
             arrivals=run.get("arrivals"),
         )
 
 
-def _gpu_clock_uncertainty_ns(telemetry: Mapping[str, Any]) -> int | None:
+def _telemetry_clock_ns(run: Mapping[str, Any], kind: str, of: str = "") -> int | None:
+    """How far the clock of what sampled a kind may be from the common one, at worst; of sources so named."""
     known = [
         source["uncertainty_ns"]
-        for source in telemetry.get("sources") or ()
-        if "gpu" in source["kinds"] and source["uncertainty_ns"] is not None
+        for source in (run.get("telemetry") or {}).get("sources") or ()
+        if kind in source["kinds"] and of in source["source"] and source["uncertainty_ns"] is not None
     ]
     return max(known, default=None)
 

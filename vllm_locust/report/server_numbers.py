@@ -34,7 +34,9 @@ _Key = tuple[str, str | None, str]
 class ServerMetrics:
     """All series of a run, apart from the buckets of histograms. Some 25 numbers a second and engine."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, clock_uncertainty_ns: int | None = None) -> None:
+        """``clock_uncertainty_ns`` is how far the times of its pages may be from the clients'."""
+        self._clock_uncertainty_ns = clock_uncertainty_ns
         series = _read(source)
         self.targets = sorted({target for target, _, metric in series if metric == UP})
         looks = {target: _good_looks(series[target, None, UP]) for target in self.targets}
@@ -68,6 +70,7 @@ class ServerMetrics:
             "pages_read": int(up.sum()),
             "pages_failed": int((up == 0).sum()),
             "page_duration_max_s": float(durations.max()) if len(durations) else None,
+            "clock_uncertainty_s": None if self._clock_uncertainty_ns is None else self._clock_uncertainty_ns / 1e9,
             "restarts": int(np.diff(np.searchsorted(self._restarts, span))[0]),
             "requests_running": _requests_json(self._gauges["requests_running"], span),
             "requests_waiting": _requests_json(self._gauges["requests_waiting"], span),

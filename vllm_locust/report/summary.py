@@ -53,7 +53,7 @@ def summarize(
     inflations = reading.gap_inflations(requests)
     health = read_worker_health(workers, facts.window, reading.schedule_lags_max_ns)
     gpus = GpuMetrics(() if gpu is None else gpu, facts.gpu_clock_uncertainty_ns)
-    servers = ServerMetrics(() if server is None else server)
+    servers = ServerMetrics(() if server is None else server, facts.server_clock_uncertainty_ns)
     stages = [
         {
             "stage": stage.index,
