@@ -23,8 +23,6 @@ _SCALE: Final = {
 }
 """Our column, the metric's name in NVML, and what one of it is."""
 
-GPM_COLUMNS: Final = tuple(_SCALE)
-
 
 class Gpm:
     """``sample`` fills a GPM sample of the GPU or the MIG instance. Each reading is about the time since the last."""

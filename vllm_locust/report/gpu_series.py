@@ -35,11 +35,6 @@ class GpuKey:
     """-1: the whole GPU."""
     uuid: str
 
-    @property
-    def label(self) -> str:
-        instance = "" if self.mig_instance < 0 else f" MIG {self.mig_instance}"
-        return f"GPU {self.index}{instance} of {self.host}"
-
 
 class GpuSeries:
     """Columns in order of time, NaN where null. ``throttle`` holds for each sample a place in ``reasons``, or -1."""

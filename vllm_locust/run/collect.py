@@ -145,5 +145,6 @@ def _tell_cost(cost: CollectorCost, publisher: TelemetryPublisher) -> None:
         f"{cost.ticks} samples, {cost.missed_ticks} missed; {per_tick_ms:.2f} ms CPU each, "
         f"{cost.cpu_fraction:.1%} of a core in all"
     )
-    if publisher.last_error is not None:
-        _say(f"not all of it is in Redis: {publisher.last_error}")
+    if publisher.lost_batches or publisher.last_error is not None:
+        lost = f"{publisher.lost_batches} batches were given up" if publisher.lost_batches else "its last second"
+        _say(f"not all of it is in Redis ({lost}): {publisher.last_error or 'it was away too long'}")
