@@ -7,11 +7,11 @@ request. What must be the same for a probe to count in another run is in ``terms
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
-from vllm_locust.capacity import Capacity, CapacitySettings
+from vllm_locust.capacity import CapacitySettings
 from vllm_locust.load_profile import Quantity
 from vllm_locust.probe import ProbeResult
 
@@ -92,6 +92,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def final_json(record: Mapping[str, Any], judged: Sequence[RecordedProbe], result: Capacity) -> dict[str, Any]:
-    """``capacity.json`` with what came of the search by every request."""
-    return {**record, "judged": [probe.to_json() for probe in judged], "result": asdict(result)}
+def final_json(record: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """``capacity.json`` with what came of the search by every request: ``numbers`` are those of ``summary.json``."""
+    result = {name: value for name, value in numbers.items() if name not in ("probes", "settings")}
+    found = ("held", "overload")
+    judged = [{name: value for name, value in probe.items() if name not in found} for probe in numbers["probes"]]
+    return {**record, "judged": judged, "result": result}

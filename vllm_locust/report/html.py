@@ -13,6 +13,7 @@ import jinja2
 
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS
 from vllm_locust.report import figures
+from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_columns
 from vllm_locust.report.gpu_table import GPU_ROWS, has_gpu
 from vllm_locust.report.server_table import SERVER_ROWS, has_server
 from vllm_locust.report.stage_table import ttft_block
@@ -51,6 +52,9 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         card_columns=_CARD_COLUMNS,
         distributions=sorted(DISTRIBUTIONS, key=lambda metric: _FIRST.get(metric.name, len(_FIRST))),
         remarks=all_remarks(summary),
+        capacity_sentences=capacity_sentences,
+        probe_columns=probe_columns,
+        overloads=overloads,
         gpu_rows=GPU_ROWS if has_gpu(summary["stages"]) else (),
         server_rows=SERVER_ROWS if has_server(summary["stages"]) else (),
         yes_or_no={True: "yes", False: "no", None: figures.UNKNOWN},

@@ -7,13 +7,15 @@ in memory are about 500 bytes for each request of the window, 60 for each of any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from vllm_locust.evidence import Shift
 from vllm_locust.report.blocks import pooled_block, seconds
+from vllm_locust.report.capacity_numbers import SLO_MISSED, capacity_numbers
 from vllm_locust.report.columns import Source
 from vllm_locust.report.definition_card import definition_card
 from vllm_locust.report.evidence import evidence
@@ -41,11 +43,13 @@ def summarize(
     server: Source | None = None,
     gpu: Source | None = None,
     length_reference: LengthReference | None = None,
+    capacity_search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers``, ``missed_arrivals``, of an open loop, and
     ``server`` are the parquet files or their batches.
 
-    ``length_reference`` holds the prompt and the output lengths of the workload's source.
+    ``length_reference`` holds the prompt and the output lengths of the workload's source. ``capacity_search`` is
+    ``capacity.json``, where the load was searched for.
     """
     facts = RunFacts.from_run(run)
     reading = Reading(facts)
@@ -69,14 +73,17 @@ def summarize(
     total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, servers, gpus)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
-    verdict = judge(evidence(facts, reading, health, shifts, total, slo, servers, gpus, stages))
+    capacity = None if capacity_search is None else capacity_numbers(capacity_search, facts, stages, reading.stages)
+    asked = _Asked(facts, slo, stages) if capacity is None else _of_a_search(capacity, facts, slo, stages)
+    verdict = judge(evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages))
     return {
         "schema": SCHEMA,
         "run_id": facts.run_id,
         "run_name": run.get("run_name"),
         "tags": dict(run.get("tags") or {}),
         "verdict": verdict.as_json(),
-        "exit_code": exit_code(verdict, slo["missed"]),
+        "exit_code": exit_code(verdict, asked.slo["missed"]),
+        "capacity": capacity,
         "slo": slo,
         "totals": {"all_phases": reading.everything.as_json(), **total},
         "stages": stages,
@@ -89,6 +96,30 @@ def summarize(
         "health": health.as_json(),
         "definition_card": definition_card(reading.total),
     }
+
+
+class _Asked(NamedTuple):
+    """What the verdict holds the run against."""
+
+    facts: RunFacts
+    slo: Mapping[str, Any]
+    stages: Sequence[Mapping[str, Any]]
+
+
+def _of_a_search(
+    capacity: Mapping[str, Any], facts: RunFacts, slo: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
+) -> _Asked:
+    """Probes beyond the capacity miss their SLOs and may fail: that is what they are for. Those that do not count,
+    since the generator was late, are named with the result.
+    """
+    left_out = {probe["stage"] for probe in capacity["probes"] if probe["left_out"]}
+    if any(probe["held"] for probe in capacity["probes"]):
+        facts = replace(facts, max_failures=None)
+    return _Asked(
+        facts,
+        {**slo, "missed": capacity[SLO_MISSED], "per_stage": (), "stages": ()},
+        [stage for stage in stages if stage["stage"] not in left_out],
+    )
 
 
 def _whole_window(facts: RunFacts) -> Stage:

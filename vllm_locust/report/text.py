@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
+from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_lines
 from vllm_locust.report.gpu_table import GPU_ROWS, gpu_remarks, has_gpu
 from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
 from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines, stage_title
@@ -33,6 +34,7 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
     """The verdict first, then the numbers, then what they rest on."""
     sections = [
         _verdict(summary, colour),
+        _capacity(summary["capacity"]),
         [
             *stage_lines(summary["stages"], _stage_heading),
             *_wrapped(f"- {printable(remark)}" for remark in all_remarks(summary)),
@@ -78,6 +80,14 @@ def _verdict(summary: Json, colour: bool) -> list[str]:
     name = f" ({printable(summary['run_name'])})" if summary["run_name"] else ""
     others = [f"  - {printable(reason['sentence'])}" for reason in summary["verdict"]["reasons"][1:]]
     return [line, *_wrapped(others), f"Run {printable(summary['run_id'])}{name}"]
+
+
+def _capacity(capacity: Json | None) -> list[str]:
+    if capacity is None:
+        return []
+    sentences = [f"  {printable(sentence)}" for sentence in capacity_sentences(capacity)]
+    ends = [f"  - {printable(sentence)}" for sentence in overloads(capacity)]
+    return ["CAPACITY", *_wrapped(sentences), *probe_lines(capacity), *_wrapped(ends)]
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:

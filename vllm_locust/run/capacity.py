@@ -239,8 +239,8 @@ class CapacityProbes:
     def _note_repeated_prompts(self) -> None:
         workload, sent = self._view.workload, self._view.snapshots.merged().sent
         note = (
-            f"The workload's {workload.rows:,} prompts were sent more than once: where the server keeps a prefix cache, "
-            "later probes found more in it (a larger workload, or --reset-prefix-cache, avoids that)."
+            f"The workload's {workload.rows:,} prompts were sent more than once: where the server keeps a prefix "
+            "cache, later probes found more in it (a larger workload, or --reset-prefix-cache, avoids that)."
         )
         if workload.repeats and sent > workload.rows and self._reset_prefix_cache is None:
             self._record.notes = [*dict.fromkeys([*self._record.notes, note])]

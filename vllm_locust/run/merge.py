@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from vllm_locust.capacity_record import final_json
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError, WorkloadError
 from vllm_locust.phases import PHASES, Phase, assign_phase, belonging_time, interval_index
@@ -72,6 +73,7 @@ def report_run(run_dir: RunDirectory) -> Merged:
 
 
 def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workload | None) -> Merged:
+    search = read_json(run_dir.capacity_json) if run_dir.capacity_json.is_file() else None
     summary = summarize(
         run,
         run_dir.requests_parquet,
@@ -80,7 +82,10 @@ def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workloa
         server=_if_there(run_dir.telemetry_parquet(TelemetryKind.SERVER)),
         gpu=_if_there(run_dir.telemetry_parquet(TelemetryKind.GPU)),
         length_reference=None if workload is None else workload.length_reference(),
+        capacity_search=search,
     )
+    if search is not None:
+        write_json(run_dir.capacity_json, final_json(search, summary["capacity"]))
     text = render_text(summary)
     write_json(run_dir.summary_json, summary)
     write_text(run_dir.report_txt, text)
