@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.collect.fake_collector import POWER_W
-from tests.run.simulated import FAST, ROOT, end_of, environment, simserver, start_locust, wait_for_text
+from tests.run.simulated import FAST, ROOT, end_of, environment, simserver, start_locust
 from tests.store.servers import Server, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -50,6 +50,12 @@ def end(process: subprocess.Popen[str]) -> str:
     return said
 
 
+def window_has_begun(redis: Server) -> bool:
+    controls = redis.command("KEYS", "vllm_locust:1:run:*:control")
+    assert isinstance(controls, list)
+    return any(redis.command("HGET", control.decode(), "window_start_unix_ns") for control in controls)
+
+
 def test_gpus_beside_a_run(redis: Server, tmp_path: Path) -> None:
     # One collector's wall clock is an hour ahead; the other ends soon after the window has begun.
     ahead = start_collector(redis, "GPU-1", "GPU-2", VLLM_LOCUST_TEST_CLOCK="offset=3600s")
@@ -60,7 +66,8 @@ def test_gpus_beside_a_run(redis: Server, tmp_path: Path) -> None:
             flags = ("-u", "4", "-r", "4", "-t", "8s", "--warmup-requests", "4", "--max-tokens", "20")
             common = ("--headless", "--only-summary", "--run-dir", "run", "--redis-url", redis.url)
             load = start_locust(tmp_path, server.url, *common, *flags)
-            wait_for_text(server.truth_log, 50)
+            wait_until(lambda: window_has_begun(redis), 60)
+            time.sleep(1.0)
             end(dying)
             run = end_of(load, tmp_path)
     finally:

@@ -105,11 +105,12 @@ def test_control_durable_and_ttl_touch_one_run_only(shared_server: Server) -> No
     assert one.durable() == {"w:1": 7}
     assert one.read_control() == {"t0": "5", "ü": "ß"}
     one.ttl(3600)
-    assert [shared_server.command("TTL", key) for key in one._keys()] == [3600] * 4
-    assert [shared_server.command("TTL", key) for key in other._keys()] == [-1] * 4
+    # There is no stream of arrivals, since none were put there.
+    assert [shared_server.command("TTL", key) for key in one._keys()] == [3600, 3600, -2, 3600, 3600]
+    assert [shared_server.command("TTL", key) for key in other._keys()] == [-1, -1, -2, -1, -1]
     assert (other.durable(), len(other.read_batches({BatchKind.REQUESTS: "0"}, block_ms=0, count=9))) == ({"w:1": 7}, 1)
     assert one._keys() == [
-        f"vllm_locust:1:run:{one.run_id}:{name}" for name in ("records", "health", "durable", "control")
+        f"vllm_locust:1:run:{one.run_id}:{name}" for name in ("records", "health", "arrivals", "durable", "control")
     ]
     one.close()
     other.close()
@@ -141,7 +142,7 @@ def test_a_server_that_is_away_is_a_store_error_and_returns_at_once(server: Serv
 
 def test_what_the_durable_hash_holds_is_checked(shared_server: Server) -> None:
     store = shared_server.store(f"d-{secrets.token_hex(4)}")
-    shared_server.command("HSET", store._keys()[2], "w", "-1")
+    shared_server.command("HSET", store._keys()[-2], "w", "-1")
     with pytest.raises(StoreError, match="not a batch number"):
         store.worker_status("w")
     store.close()
