@@ -1,7 +1,10 @@
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vllm_locust import delivered_load, verdict
 from vllm_locust.evidence import Delivery, Evidence, Shift
 from vllm_locust.reason import Status
 from vllm_locust.verdict import exit_code, judge
@@ -61,159 +64,160 @@ def test_what_is_not_known_is_no_reason() -> None:
     assert verdict.status is Status.VALID
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "status", "exits", "number"),
-    [
-        ({"window_ok": 0}, "nothing_measured", "invalid", 1, "all 1000 requests of the window failed"),
-        ({"window_ok": 0, "window_requests": 0}, "nothing_measured", "invalid", 1, "none of the 1000 requests"),
-        (
-            {"window_ok": 0, "window_requests": 0, "attempted": 0, "planned_arrivals": None},
-            "nothing_measured",
-            "invalid",
-            1,
-            "no request was sent",
-        ),
-        (
-            {"failed": 51},
-            "too_many_failures",
-            "degraded",
-            1,
-            "51 of 1000 requests failed (5.1 %); --max-failures allows 5 %",
-        ),
-        (
-            {"failed": 60, "unfinished": 40},
-            "too_many_failures",
-            "degraded",
-            1,
-            "60 of 1000 requests failed, of which 40 unfinished at the end of the drain (6 %); --max-failures",
-        ),
-        ({"records_lost": 3}, "records_lost", "invalid", 1, "3 single records"),
-        (
-            {"batches_lost": 2, "records_lost": 3},
-            "records_lost",
-            "invalid",
-            1,
-            "2 batches of records and 3 single records",
-        ),
-        ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
-        ({"unstorable_values": 5}, "values_unstorable", "degraded", 0, "5 values that the server sent fit no column"),
-        ({"workers_missing": ("a", "b")}, "workers_missing", "invalid", 1, "2 of 2 workers were missing"),
-        ({"schedule_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),
-        ({"schedule_lag_p99_ns": 101_000_000}, "schedule_lag", "invalid", 4, "101 ms"),
-        (
-            {"schedule_lag_p99_ns": 5_000_000_000, "slots_were_full": True},
-            "slots_full",
-            "degraded",
-            0,
-            "5 s after they were due",
-        ),
-        ({"sent_in_time": 989}, "rate_missed", "degraded", 0, "989 of 1000"),
-        ({"sent_in_time": 940}, "rate_missed", "invalid", 4, "6 % short"),
-        ({"sent_in_time": 940, "slots_were_full": True}, "rate_missed", "degraded", 0, "raise -u"),
-        (
-            {"sent_in_time": 940, "slots_were_full": True, "arrivals_dropped": 60},
-            "rate_missed",
-            "degraded",
-            0,
-            "(6 % short, 60 were dropped)",
-        ),
-        (
-            {"deliveries": (delivery("a"), delivery("10/s", sent=985))},
-            "stage_rate",
-            "degraded",
-            0,
-            "In stage 10/s 985 requests were sent where 1000 were planned (1.5 % fewer)",
-        ),
-        (
-            {"deliveries": (delivery("a"), delivery("b", sent=1100))},
-            "stage_rate",
-            "invalid",
-            4,
-            "(10 % more)",
-        ),
-        (
-            {"deliveries": (delivery("a"), delivery("b", sent=900)), "slots_were_full": True},
-            "stage_rate",
-            "degraded",
-            0,
-            "raise -u",
-        ),
-        (
-            {"deliveries": (delivery("b", cv=0.89),)},
-            "arrival_process",
-            "degraded",
-            0,
-            "In stage b the gaps between requests vary by 0.89 of their mean, and by 1 in the plan",
-        ),
-        ({"deliveries": (delivery("b", cv=1.51),)}, "arrival_process", "invalid", 4, "1.51"),
-        (
-            {"deliveries": (delivery("b", cv=1.51),), "slots_were_full": True},
-            "arrival_process",
-            "degraded",
-            0,
-            "raise -u",
-        ),
-        ({"arrivals_lost": 3}, "arrivals_lost", "invalid", 1, "3 planned arrivals are lost"),
-        ({"arrivals_lost": None}, "arrivals_unchecked", "degraded", 0, "could not be read again"),
-        ({"arrivals_doubled": 2}, "arrivals_doubled", "invalid", 4, "2 arrivals of the schedule are on record more"),
-        ({"arrivals_misplaced": 2}, "arrivals_misplaced", "invalid", 4, "2 arrivals are on record with another time"),
-        ({"receive_lag_p99_ns": 12_000_000}, "receive_lag", "degraded", 0, "12 ms"),
-        ({"user_stamp_share": 1.0, "loop_lag_p99_ns": 2_000_000}, "user_stamps", "degraded", 0, "2 ms late"),
-        ({"user_stamp_share": 0.5, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "invalid", 4, "91 ms late"),
-        ({"user_stamp_share": 0.0101, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "invalid", 4, "1.01 % of the"),
-        # Few enough to move no percentile that anyone leans on.
-        (
-            {"user_stamp_share": 0.01, "loop_lag_p99_ns": 91_000_000},
-            "user_stamps",
-            "degraded",
-            0,
-            "1 % of the requests",
-        ),
-        ({"user_stamp_share": 0.0011, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "degraded", 0, "0.11 % of the"),
-        (
-            {"slos_undecided": ("p99(tpot)<=1s", "p99(tpot)<=1s", "p50(itl)<=1s")},
-            "slo_undecided",
-            "degraded",
-            3,
-            "decides the SLO p99(tpot)<=1s, p50(itl)<=1s: it counts as missed",
-        ),
-        ({"cpu_fraction_p95": 0.97}, "cpu_saturated", "degraded", 0, "Worker w1 used 97 %"),
-        ({"run_delay_share": 0.5}, "run_delay", "degraded", 0, "50 % of the time"),
-        ({"health_samples": 0}, "health_missing", "degraded", 0, "No worker reported"),
-        ({"gc_pause_max_ns": 21_000_000}, "gc_pause", "degraded", 0, "21 ms"),
-        ({"clock_step_max_ns": 2_000_000_000}, "clock_stepped", "degraded", 0, "2 s"),
-        ({"clock_uncertainty_max_ns": 15_000_000}, "clock_uncertain", "degraded", 0, "±15 ms"),
-        (
-            {"telemetry_silence": {"b": 0.2, "a": 0.11, "c": 0.1}},
-            "telemetry_missing",
-            "degraded",
-            0,
-            "of a, b for up to 20 %",
-        ),
-        ({"stopped_early": "Ctrl-C"}, "stopped_early", "degraded", 0, "Ctrl-C"),
-        ({"token_sources": ("usage", "chunks")}, "token_source_mixed", "degraded", 0, "chunks, usage"),
-        ({"token_sources": ("chunks",)}, "tokens_are_chunks", "degraded", 0, "each chunk counts as one token"),
-        (
-            {"shifts": (shift(100, 98.9),)},
-            "coalesced",
-            "degraded",
-            0,
-            "p99 of ttft could be off by up to 1.1 ms (1.1 %",
-        ),
-        # 5 % of a gap of 5 ms is a quarter of a millisecond: it must be more than a millisecond too, or very much.
-        ({"shifts": (shift(5, 4.7),)}, "coalesced", "degraded", 0, "300 µs (6 % of 5 ms)"),
-        ({"shifts": (shift(5, 4),)}, "coalesced", "degraded", 0, "1 ms (20 % of 5 ms)"),
-        ({"shifts": (shift(5, 3.99),)}, "coalesced", "invalid", 4, "1.01 ms (20.2 % of 5 ms)"),
-        ({"shifts": (shift(1, 0.79),)}, "coalesced", "invalid", 4, "210 µs (21 % of 1 ms)"),
-        ({"shifts": (shift(22, 20.9),)}, "coalesced", "degraded", 0, "1.1 ms (5 % of 22 ms)"),
-        # In the words of a number, not of a computer.
-        ({"shifts": (shift(0.3, 0.3, 3.3),)}, "coalesced", "invalid", 4, "3 ms (1,000 % of 300 µs)"),
-        ({"shifts": (shift(1, 1, 20_001),)}, "coalesced", "invalid", 4, "20 s (2,000,000 % of 1 ms)"),
-        ({"shifts": (shift(20, 20, 22),)}, "coalesced", "invalid", 4, "2 ms (10 % of 20 ms)"),
-        # A millisecond of ten seconds is 0.01 %, and still more than a millisecond.
-        ({"shifts": (shift(10_000, 9_998.9),)}, "coalesced", "degraded", 0, "1.1 ms (0.011 %"),
-    ],
-)
+REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
+    ({"window_ok": 0}, "nothing_measured", "invalid", 1, "all 1000 requests of the window failed"),
+    ({"window_ok": 0, "window_requests": 0}, "nothing_measured", "invalid", 1, "none of the 1000 requests"),
+    (
+        {"window_ok": 0, "window_requests": 0, "attempted": 0, "planned_arrivals": None},
+        "nothing_measured",
+        "invalid",
+        1,
+        "no request was sent",
+    ),
+    (
+        {"failed": 51},
+        "too_many_failures",
+        "degraded",
+        1,
+        "51 of 1000 requests failed (5.1 %); --max-failures allows 5 %",
+    ),
+    (
+        {"failed": 60, "unfinished": 40},
+        "too_many_failures",
+        "degraded",
+        1,
+        "60 of 1000 requests failed, of which 40 unfinished at the end of the drain (6 %); --max-failures",
+    ),
+    ({"records_lost": 3}, "records_lost", "invalid", 1, "3 single records"),
+    (
+        {"batches_lost": 2, "records_lost": 3},
+        "records_lost",
+        "invalid",
+        1,
+        "2 batches of records and 3 single records",
+    ),
+    ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
+    ({"unstorable_values": 5}, "values_unstorable", "degraded", 0, "5 values that the server sent fit no column"),
+    ({"workers_missing": ("a", "b")}, "workers_missing", "invalid", 1, "2 of 2 workers were missing"),
+    ({"schedule_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),
+    ({"schedule_lag_p99_ns": 101_000_000}, "schedule_lag", "invalid", 4, "101 ms"),
+    (
+        {"schedule_lag_p99_ns": 5_000_000_000, "slots_were_full": True},
+        "slots_full",
+        "degraded",
+        0,
+        "5 s after they were due",
+    ),
+    ({"sent_in_time": 989}, "rate_missed", "degraded", 0, "989 of 1000"),
+    ({"sent_in_time": 940}, "rate_missed", "invalid", 4, "6 % short"),
+    ({"sent_in_time": 940, "slots_were_full": True}, "rate_missed", "degraded", 0, "raise -u"),
+    (
+        {"sent_in_time": 940, "slots_were_full": True, "arrivals_dropped": 60},
+        "rate_missed",
+        "degraded",
+        0,
+        "(6 % short, 60 were dropped)",
+    ),
+    (
+        {"deliveries": (delivery("a"), delivery("10/s", sent=985))},
+        "stage_rate",
+        "degraded",
+        0,
+        "In stage 10/s 985 requests were sent where 1000 were planned (1.5 % fewer)",
+    ),
+    (
+        {"deliveries": (delivery("a"), delivery("b", sent=1100))},
+        "stage_rate",
+        "invalid",
+        4,
+        "(10 % more)",
+    ),
+    (
+        {"deliveries": (delivery("a"), delivery("b", sent=900)), "slots_were_full": True},
+        "stage_rate",
+        "degraded",
+        0,
+        "raise -u",
+    ),
+    (
+        {"deliveries": (delivery("b", cv=0.89),)},
+        "arrival_process",
+        "degraded",
+        0,
+        "In stage b the gaps between requests vary by 0.89 of their mean, and by 1 in the plan",
+    ),
+    ({"deliveries": (delivery("b", cv=1.51),)}, "arrival_process", "invalid", 4, "1.51"),
+    (
+        {"deliveries": (delivery("b", cv=1.51),), "slots_were_full": True},
+        "arrival_process",
+        "degraded",
+        0,
+        "raise -u",
+    ),
+    ({"arrivals_lost": 3}, "arrivals_lost", "invalid", 1, "3 planned arrivals are lost"),
+    ({"arrivals_lost": None}, "arrivals_unchecked", "degraded", 0, "could not be read again"),
+    ({"arrivals_doubled": 2}, "arrivals_doubled", "invalid", 4, "2 arrivals of the schedule are on record more"),
+    ({"arrivals_misplaced": 2}, "arrivals_misplaced", "invalid", 4, "2 arrivals are on record with another time"),
+    ({"receive_lag_p99_ns": 12_000_000}, "receive_lag", "degraded", 0, "12 ms"),
+    ({"user_stamp_share": 1.0, "loop_lag_p99_ns": 2_000_000}, "user_stamps", "degraded", 0, "2 ms late"),
+    ({"user_stamp_share": 0.5, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "invalid", 4, "91 ms late"),
+    ({"user_stamp_share": 0.0101, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "invalid", 4, "1.01 % of the"),
+    # Few enough to move no percentile that anyone leans on.
+    (
+        {"user_stamp_share": 0.01, "loop_lag_p99_ns": 91_000_000},
+        "user_stamps",
+        "degraded",
+        0,
+        "1 % of the requests",
+    ),
+    ({"user_stamp_share": 0.0011, "loop_lag_p99_ns": 91_000_000}, "user_stamps", "degraded", 0, "0.11 % of the"),
+    (
+        {"slos_undecided": ("p99(tpot)<=1s", "p99(tpot)<=1s", "p50(itl)<=1s")},
+        "slo_undecided",
+        "degraded",
+        3,
+        "decides the SLO p99(tpot)<=1s, p50(itl)<=1s: it counts as missed",
+    ),
+    ({"cpu_fraction_p95": 0.97}, "cpu_saturated", "degraded", 0, "Worker w1 used 97 %"),
+    ({"run_delay_share": 0.5}, "run_delay", "degraded", 0, "50 % of the time"),
+    ({"health_samples": 0}, "health_missing", "degraded", 0, "No worker reported"),
+    ({"gc_pause_max_ns": 21_000_000}, "gc_pause", "degraded", 0, "21 ms"),
+    ({"clock_step_max_ns": 2_000_000_000}, "clock_stepped", "degraded", 0, "2 s"),
+    ({"clock_uncertainty_max_ns": 15_000_000}, "clock_uncertain", "degraded", 0, "±15 ms"),
+    (
+        {"telemetry_silence": {"b": 0.2, "a": 0.11, "c": 0.1}},
+        "telemetry_missing",
+        "degraded",
+        0,
+        "of a, b for up to 20 %",
+    ),
+    ({"stopped_early": "Ctrl-C"}, "stopped_early", "degraded", 0, "Ctrl-C"),
+    ({"token_sources": ("usage", "chunks")}, "token_source_mixed", "degraded", 0, "chunks, usage"),
+    ({"token_sources": ("chunks",)}, "tokens_are_chunks", "degraded", 0, "each chunk counts as one token"),
+    (
+        {"shifts": (shift(100, 98.9),)},
+        "coalesced",
+        "degraded",
+        0,
+        "p99 of ttft could be off by up to 1.1 ms (1.1 %",
+    ),
+    # 5 % of a gap of 5 ms is a quarter of a millisecond: it must be more than a millisecond too, or very much.
+    ({"shifts": (shift(5, 4.7),)}, "coalesced", "degraded", 0, "300 µs (6 % of 5 ms)"),
+    ({"shifts": (shift(5, 4),)}, "coalesced", "degraded", 0, "1 ms (20 % of 5 ms)"),
+    ({"shifts": (shift(5, 3.99),)}, "coalesced", "invalid", 4, "1.01 ms (20.2 % of 5 ms)"),
+    ({"shifts": (shift(1, 0.79),)}, "coalesced", "invalid", 4, "210 µs (21 % of 1 ms)"),
+    ({"shifts": (shift(22, 20.9),)}, "coalesced", "degraded", 0, "1.1 ms (5 % of 22 ms)"),
+    # In the words of a number, not of a computer.
+    ({"shifts": (shift(0.3, 0.3, 3.3),)}, "coalesced", "invalid", 4, "3 ms (1,000 % of 300 µs)"),
+    ({"shifts": (shift(1, 1, 20_001),)}, "coalesced", "invalid", 4, "20 s (2,000,000 % of 1 ms)"),
+    ({"shifts": (shift(20, 20, 22),)}, "coalesced", "invalid", 4, "2 ms (10 % of 20 ms)"),
+    # A millisecond of ten seconds is 0.01 %, and still more than a millisecond.
+    ({"shifts": (shift(10_000, 9_998.9),)}, "coalesced", "degraded", 0, "1.1 ms (0.011 %"),
+]
+"""What changes in a clean run, the reason's code and the run's status, its exit code, and what is told of it."""
+
+
+@pytest.mark.parametrize(("changes", "code", "status", "exits", "number"), REASONS)
 def test_each_reason_alone(changes: dict[str, Any], code: str, status: str, exits: int, number: str) -> None:
     verdict = judge(Evidence(**{**CLEAN, **changes}))
     assert [reason.code for reason in verdict.reasons] == [code]
@@ -221,6 +225,13 @@ def test_each_reason_alone(changes: dict[str, Any], code: str, status: str, exit
     assert number in verdict.reasons[0].sentence
     assert verdict.reasons[0].sentence.endswith(".")
     assert exit_code(verdict, slo_missed=False) == exits
+
+
+def test_every_reason_that_there_is_has_its_case_above() -> None:
+    texts = (Path(module.__file__ or "").read_text(encoding="utf-8") for module in (verdict, delivered_load))
+    codes = {code for text in texts for code in re.findall(r'Reason\(\s*"(\w+)"', text)}
+    assert len(codes) > 20
+    assert codes == {code for _, code, *_ in REASONS}
 
 
 @pytest.mark.parametrize(

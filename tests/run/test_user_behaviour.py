@@ -48,3 +48,5 @@ def test_users_who_lost_patience_are_counted_and_the_server_sees_them_go(tmp_pat
     assert {truth[row["request_id"]]["outcome"] for row in left} == {"client_closed"}
     (stage,) = run.summary["stages"]
     assert stage["requests"]["failed_by_outcome"]["abandoned"] <= outcomes["abandoned"]
+    (told,) = run.summary["errors"]
+    assert told["examples"] == [{"text": left[0]["error"], "count": len(left)}], "one text, however long each waited"
