@@ -7,11 +7,11 @@ request. What must be the same for a probe to count in another run is in ``terms
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
-from vllm_locust.capacity import CapacitySettings
+from vllm_locust.capacity import CapacitySearch, CapacitySettings
 from vllm_locust.load_profile import Quantity
 from vllm_locust.probe import ProbeResult
 
@@ -81,6 +81,17 @@ class SearchRecord:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it is no record of a capacity search ({error!r})") from None
+
+
+def search_of(settings: CapacitySettings, probes: Sequence[RecordedProbe]) -> CapacitySearch:
+    """The search with the probes that count; the others have cost it a probe and their time."""
+    lost = [probe.result.elapsed_s for probe in probes if probe.left_out is not None]
+    left = replace(
+        settings,
+        max_probes=max(1, settings.max_probes - len(lost)),
+        budget_s=max(1.0, settings.budget_s - sum(lost)),
+    )
+    return CapacitySearch(left, [probe.result for probe in probes if probe.left_out is None])
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

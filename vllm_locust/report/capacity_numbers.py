@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from vllm_locust.capacity import Capacity, CapacitySearch, Status
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord
+from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
 from vllm_locust.load_profile import Quantity
 from vllm_locust.probe import ProbeResult, SloCount, count_slo
 from vllm_locust.reason import THRESHOLDS, percent_text, time_text
@@ -35,7 +35,7 @@ def capacity_numbers(
         for probe in record.probes
     ]
     counted = [probe.result for probe in judged if probe.left_out is None]
-    search = CapacitySearch(record.settings, counted)
+    search = search_of(record.settings, judged)
     result = _explained(search, facts)
     held = [probe.held for probe in counted]
     return {
@@ -94,7 +94,7 @@ def _by_every_request(probe: RecordedProbe, stage: Json, samples: StageSamples, 
             "gpu_utilization": None if gpu is None else gpu["mean"]["utilization"],
         },
     )
-    return replace(probe, result=result, left_out=_fault(stage, facts, result))
+    return replace(probe, result=result, left_out=probe.left_out or _fault(stage, facts, result))
 
 
 def _count(slo: Slo, stage: Json, samples: StageSamples, missed: int, live: Mapping[str, SloCount]) -> SloCount:

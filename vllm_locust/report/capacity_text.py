@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ def capacity_sentences(capacity: Json) -> list[str]:
 
 def _result(capacity: Json) -> str:
     unit, low, load, high = (capacity[name] for name in ("unit", "low", "load", "high"))
+    if unit == "users":
+        # The search knows a place between two whole numbers.
+        low, load, high = (None if value is None else math.floor(value) for value in (low, load, high))
     if load is not None and low is not None and high is not None:
         limiting = f", limited by {capacity['limiting_slo']}" if capacity["limiting_slo"] else ""
         return (
@@ -34,7 +38,7 @@ def _result(capacity: Json) -> str:
 
 
 def _load(load: float) -> str:
-    return f"{load:.4g}"
+    return figures.count(round(load)) if load >= 1000 else f"{load:.4g}"
 
 
 def _details(capacity: Json) -> Iterator[str]:

@@ -17,9 +17,9 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.aggregate import RunAggregate
-from vllm_locust.capacity import Capacity, CapacitySearch
+from vllm_locust.capacity import Capacity
 from vllm_locust.capacity_options import CapacityOrder, hold
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord
+from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
 from vllm_locust.errors import VllmLocustError
 from vllm_locust.load_profile import Quantity
 from vllm_locust.probe import Probe
@@ -58,8 +58,8 @@ class CapacityProbes:
         self._view = view
         self._open_loop = order.settings.quantity is Quantity.RATE
         self._quantity = order.settings.quantity
-        self._search = CapacitySearch(order.settings, [probe.result for probe in earlier])
         self._record = SearchRecord(run_id=view.run_id, settings=order.settings, terms=terms, probes=list(earlier))
+        self._search = search_of(order.settings, earlier)
         self._slos = parse_slos(view.config.slos)
         self._reset_prefix_cache = reset_prefix_cache
         self._known: Capacity | None = None
@@ -73,7 +73,7 @@ class CapacityProbes:
 
     @property
     def aim(self) -> str:
-        settings = self._search.settings
+        settings = self._record.settings
         start = hold(settings.start_load, None, self._quantity).name
         what = "rate" if self._open_loop else "number of users"
         return (
@@ -83,7 +83,7 @@ class CapacityProbes:
 
     @property
     def state(self) -> str:
-        number = len(self._search.probes) + 1
+        number = len(self._record.probes) + 1
         load = "" if self._live is None else f": {hold(self._live.load, None, self._quantity).name}"
         return f"probe {number}{load}{self._known_in_words()}"
 
@@ -110,16 +110,23 @@ class CapacityProbes:
     def _probes(self) -> Iterator[Stretch]:
         self._began_ns = clock.monotonic_ns()
         self._write()
-        while (probe := _aside(self._search.next_probe)) is not None:
+        while (probe := self._next_probe()) is not None:
             yield from self._one_probe(probe)
             self._finish()
             self._stage += 1
         self._live = None
 
+    def _next_probe(self) -> Probe | None:
+        left_out = sum(probe.left_out is not None for probe in self._record.probes)
+        if left_out > self._record.settings.max_probes // 2:
+            logger.error("The search ends: the generator was too late in %d probes; add workers", left_out)
+            return None
+        return _aside(self._search.next_probe)
+
     def _one_probe(self, probe: Probe) -> Iterator[Stretch]:
         logger.info(
             "Probe %d: %s for %.0f s (%s)",
-            len(self._search.probes) + 1,
+            len(self._record.probes) + 1,
             hold(probe.load, None, self._quantity).name,
             probe.window_s,
             probe.why,
@@ -188,7 +195,7 @@ class CapacityProbes:
         try:
             self._reset_prefix_cache()
         except VllmLocustError as error:
-            note = f"The server's prefix cache was not reset before probe {len(self._search.probes) + 1}: {error}"
+            note = f"The server's prefix cache was not reset before probe {len(self._record.probes) + 1}: {error}"
             logger.warning("%s", note)
             self._record.notes.append(note)
 
@@ -219,22 +226,34 @@ class CapacityProbes:
         assert span is not None
         assert span.end_unix_ns is not None
         now_ns = clock.monotonic_ns()
+        stage = self._view.snapshots.of_stage(self._stage) or RunAggregate()
         result = live.result(
-            self._view.snapshots.of_stage(self._stage) or RunAggregate(),
+            stage,
             window_s=(span.end_unix_ns - span.start_unix_ns) / 1e9,
             elapsed_s=(now_ns - self._began_ns) / 1e9,
             due=self._due,
             ended_early=live.overload is not None,
         )
         self._began_ns = now_ns
-        self._search.add(result)
-        self._record.probes.append(RecordedProbe(run_id=self._view.run_id, stage=self._stage, result=result))
+        probe = RecordedProbe(
+            run_id=self._view.run_id, stage=self._stage, result=result, left_out=live.generator_fault(stage)
+        )
+        self._record.probes.append(probe)
         self._note_repeated_prompts()
         self._write()
+        self._search = search_of(self._record.settings, self._record.probes)
         self._known = _aside(self._search.result)
-        words = {True: "met", False: "missed", None: "not judged"}[result.held]
-        name = hold(result.load, None, self._quantity).name
-        logger.info("Probe %d: %s %s%s", len(self._search.probes), name, words, self._known_in_words())
+        self._tell(probe)
+
+    def _tell(self, probe: RecordedProbe) -> None:
+        words = {True: "met", False: "missed", None: "not judged"}[probe.result.held]
+        logger.info(
+            "Probe %d: %s %s%s",
+            len(self._record.probes),
+            hold(probe.result.load, None, self._quantity).name,
+            words if probe.left_out is None else f"does not count: {probe.left_out}",
+            self._known_in_words(),
+        )
 
     def _note_repeated_prompts(self) -> None:
         workload, sent = self._view.workload, self._view.snapshots.merged().sent

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vllm_locust.capacity import CapacitySearch
 from vllm_locust.capacity_options import CapacityOrder
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences
+from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences, search_of
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.load.preflight import ServerFacts
@@ -44,7 +43,7 @@ def check_search(
     if order.resume is None:
         return ()
     probes = _earlier_probes(order.resume, terms_of(order, config, server, workload))
-    search = CapacitySearch(order.settings, [probe.result for probe in probes])
+    search = search_of(order.settings, probes)
     if search.next_probe() is None:
         raise UsageError(
             f"--resume {order.resume}: that search is over ({search.result().why.rstrip('.')}); read its report, or "

@@ -18,6 +18,7 @@ from vllm_locust.metrics import CATALOGUE, Per
 from vllm_locust.outcome import Outcome
 from vllm_locust.overload import Overload
 from vllm_locust.probe import BATCHES, ProbeResult, SloCount, allowed_share
+from vllm_locust.reason import THRESHOLDS, time_text
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.statistics import PERCENTILES, nearest_rank
 
@@ -40,6 +41,7 @@ class LiveProbe:
     def __init__(self, load: float, slos: Sequence[Slo], *, open_loop: bool) -> None:
         self.load = load
         self.overload: str | None = None
+        self._slots_were_full = False
         self._slos = [slo for slo in slos if slo.kind is SloKind.STAGE]
         self._detector = Overload() if open_loop else None
         self._looks: list[_Look] = []
@@ -50,6 +52,7 @@ class LiveProbe:
     ) -> None:
         """``stage`` has the probe's requests, ``everything`` all; ``waiting`` are those that wait on the server."""
         self._counts.append([_count(slo, stage) for slo in self._slos])
+        self._slots_were_full |= everything.waiting_arrivals > 0
         if not in_window:
             return
         in_flight = everything.in_flight + everything.waiting_arrivals
@@ -69,6 +72,13 @@ class LiveProbe:
             for slo, (beyond, _) in zip(self._slos, self._counts[-1], strict=True)
             if _one_each(slo)
         )
+
+    def generator_fault(self, stage: RunAggregate) -> str | None:
+        """Why it says nothing of the server, by the verdict's limit for a run that is invalid."""
+        lag_ns = stage.histograms["schedule_lag"].quantile(PERCENTILES["p99"])
+        if lag_ns is None or lag_ns <= THRESHOLDS.schedule_lag_p99_ns[1] or self._slots_were_full:
+            return None
+        return f"its requests were sent up to {time_text(lag_ns)} (p99) after they were due; add workers"
 
     def result(
         self, stage: RunAggregate, *, window_s: float, elapsed_s: float, due: int | None, ended_early: bool
