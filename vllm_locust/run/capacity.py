@@ -182,7 +182,7 @@ class CapacityProbes:
         while silent_ns < self._view.config.drain_timeout_ns:
             everything = self._view.snapshots.merged()
             enough = everything.in_flight + everything.waiting_arrivals <= load * latency_s
-            # With what comes until the silence begins, and the news of it, the cache's is empty only some time later.
+            # The silence begins after what is planned already, and the news of it is late.
             if enough and (self._reset_prefix_cache is None or silent_ns > 2 * NEWS_NS):
                 break
             yield self._stretch(0.0, STEP_NS, None)

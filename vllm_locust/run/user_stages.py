@@ -107,6 +107,8 @@ class UserStagesCourse(ClosedCourse):
     def _spawn(self, users: int, rate: float) -> None:
         order = self._view.spawn_order
         if order.users != users:
+            # After a stage without users there are none to have ended.
+            self._users_seen = self._users_seen and order.users != 0
             order.users, order.rate = users, rate
             self._tell_locust()
 

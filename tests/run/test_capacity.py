@@ -1,0 +1,236 @@
+"""Whole searches for the capacity against the simulated server, whose true capacity the offline simulation gives."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.run.simulated import (
+    CHAT,
+    OPEN_LOOP,
+    LocustRun,
+    SimServer,
+    end_of,
+    environment,
+    run_distributed,
+    run_locust,
+    simserver,
+    start_locust,
+)
+from tests.simulation.offline_server import Lengths
+from tests.simulation.probing import Case
+from tests.simulation.study import excess
+from vllm_locust.cli import main
+from vllm_locust.simserver.engine import EngineConfig
+
+pytestmark = pytest.mark.timeout(240)
+
+LONG = "VLLM_LOCUST_TEST_CAPACITY"
+ENGINE = ("--max-num-seqs", "8", "--step-base-ms", "10", "--decode-us-per-seq", "0", "--prefill-us-per-token", "0")
+SERVER = (*ENGINE, "--kv-us-per-token", "0", "--frontend-ms", "0")
+"""Eight answers of 40 tokens at once, 10 ms a token: 20 requests/s at most."""
+LOAD = ("--workload", "short_chat", "--max-tokens", "40", "--force-length", "--warmup-requests", "10")
+SLO = "p90(ttft)<=300ms"
+CASE = Case(
+    "eight at once",
+    EngineConfig(
+        max_num_seqs=8, step_base_ns=10_000_000, decode_ns_per_seq=0, prefill_ns_per_token=0, kv_ns_per_token=0
+    ),
+    Lengths(prompt_mean=50, output_mean=40, spread=0.0, at_most=4000),
+    (SLO,),
+    16.9,
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SimServer]:
+    with simserver(tmp_path, *SERVER) as running:
+        yield running
+
+
+def true_capacity() -> float:
+    """Where the share of requests beyond the limit crosses a tenth in long simulations."""
+    low, high = 12.0, 20.0
+    for _ in range(5):
+        middle = math.sqrt(low * high)
+        if excess(CASE, middle, requests=6_000, seed=7)[SLO] > 0:
+            high = middle
+        else:
+            low = middle
+    return math.sqrt(low * high)
+
+
+def assert_consistent(run: LocustRun, unit: str) -> Any:
+    """What every search leaves behind. Its capacity in ``summary.json``."""
+    summary, kept = run.summary, run.json("capacity.json")
+    capacity = summary["capacity"]
+    assert capacity["unit"] == unit
+    assert len(kept["probes"]) == len(kept["judged"]) == len(capacity["probes"]) == len(summary["stages"]), run.output
+    for live, exact, stage in zip(kept["probes"], kept["judged"], summary["stages"], strict=True):
+        assert live["stage"] == exact["stage"] == stage["stage"]
+        assert live["load"] == (stage["offered_rps"] if unit == "requests/s" else stage["users"])
+        assert live["window_s"] == pytest.approx(stage["length_s"], rel=1e-6)
+        assert exact["requests"] == stage["requests"]["attempted"]
+        counts = [sum(one["slos"][0]["samples"]) for one in (live, exact)]
+        # In an open loop the search waits for what the schedule has; in a closed one a message may be late.
+        assert abs(counts[0] - counts[1]) <= (0 if unit == "requests/s" else 3), (live, exact)
+    assert kept["result"]["load"] == capacity["load"]
+    text = (run.run_dir / "report.txt").read_text(encoding="utf-8")
+    assert text.index("\nCAPACITY\n") < text.index("\nLOAD ")
+    assert "<h2>Capacity</h2>" in (run.run_dir / "report.html").read_text(encoding="utf-8")
+    return capacity
+
+
+def test_the_command_finds_the_capacity(tmp_path: Path, server: SimServer) -> None:
+    command = [sys.executable, "-m", "vllm_locust", "capacity", "--host", server.url, "--run-dir", "run", "--slo", SLO]
+    search = subprocess.Popen(
+        [*command, *LOAD, "--start-load", "9", "--budget", "75s", "--progress", "json"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+    )
+    run = end_of(search, tmp_path, 150)
+    capacity = assert_consistent(run, "requests/s")
+    truth = true_capacity()
+    assert run.exit_code in (0, 4), run.output
+    assert 3 <= len(capacity["probes"]) <= 10
+    assert sum(probe["elapsed_s"] for probe in capacity["probes"]) < 90
+    assert capacity["limiting_slo"] == SLO
+    assert 0.75 * truth < capacity["load"] < 1.3 * truth, run.output
+    assert capacity["low"] < 1.05 * truth
+    assert capacity["high"] > 0.95 * truth
+    assert capacity["operating_load"] <= 0.8 * capacity["low"] + 1e-9
+    lines = [json.loads(line) for line in run.output.splitlines() if line.startswith("{")]
+    assert any(line["search"].startswith("probe 2: 18/s, capacity above 9") for line in lines if line["search"])
+
+
+def test_a_search_that_is_interrupted_goes_on_later(tmp_path: Path, server: SimServer) -> None:
+    flags = ("--headless", "--only-summary", "--capacity", "rate", "--slo", SLO, "--start-load", "9", *LOAD)
+    first = start_locust(tmp_path, server.url, *flags, "--budget", "60s", "--run-dir", "run", locustfile=OPEN_LOOP)
+    wait_for_probes(tmp_path / "run" / "capacity.json", 1, first)
+    time.sleep(2)
+    first.send_signal(signal.SIGINT)
+    stopped = end_of(first, tmp_path)
+    assert stopped.summary["capacity"]["status"] == "unknown", stopped.output
+    assert "The search was stopped before its end." in stopped.summary["capacity"]["why"]
+    assert stopped.summary["capacity"]["held_load"] == 9
+    assert "stopped_early" in {reason["code"] for reason in stopped.summary["verdict"]["reasons"]}
+    known = stopped.json("capacity.json")["judged"]
+    assert [probe["stage"] for probe in known] == [0]
+
+    more = ("--resume", "run", "--budget", "45s", "--max-probes", "2", "--run-dir", "again")
+    run_again = end_of(start_locust(tmp_path, server.url, *flags, *more, locustfile=OPEN_LOOP), tmp_path)
+    kept = json.loads((tmp_path / "again" / "capacity.json").read_text(encoding="utf-8"))
+    assert [probe["stage"] for probe in kept["probes"]] == [None, 0], run_again.output
+    assert kept["probes"][0] == known[0] | {"stage": None}
+    assert kept["probes"][1]["load"] == 18, "it went on where the first was stopped"
+    assert kept["probes"][1]["run_id"] != kept["probes"][0]["run_id"]
+    assert kept["result"]["missed_load"] in (18, None)
+
+    other = ("--resume", "run", "--run-dir", "other", "--slo", "p99(e2e)<=9s")
+    refused = end_of(start_locust(tmp_path, server.url, *flags, *other, locustfile=OPEN_LOOP), tmp_path)
+    assert refused.exit_code == 2
+    assert "--resume run: another search, by the SLOs" in refused.output
+    over = ("--resume", "again", "--max-probes", "2", "--run-dir", "other")
+    refused = end_of(start_locust(tmp_path, server.url, *flags, *over, locustfile=OPEN_LOOP), tmp_path)
+    assert refused.exit_code == 2
+    assert "that search is over (All 2 probes were used up" in refused.output
+
+
+def wait_for_probes(path: Path, count: int, search: subprocess.Popen[str], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if path.exists() and len(json.loads(path.read_text(encoding="utf-8"))["probes"]) >= count:
+            return
+        assert search.poll() is None
+        time.sleep(0.1)
+    raise AssertionError(f"{path} did not get {count} probes within {timeout_s} s")
+
+
+def test_a_hopeless_probe_ends_early_and_the_lowest_load_is_too_much(tmp_path: Path, server: SimServer) -> None:
+    flags = ("--capacity", "rate", "--slo", SLO, "--start-load", "30", "--min-load", "30", "--probe-time", "80s", *LOAD)
+    run = run_locust(tmp_path, server.url, *flags, "--budget", "3m", "--max-probes", "3", locustfile=OPEN_LOOP)
+    capacity = assert_consistent(run, "requests/s")
+    (probe,) = capacity["probes"]
+    assert probe["ended_early"].startswith("queue grows: in flight rose from ")
+    assert probe["window_s"] < 60
+    assert capacity["status"] == "below_minimum"
+    assert (capacity["load"], capacity["high"]) == (None, 30)
+    assert run.exit_code in (3, 4), run.output
+    assert run.exit_code == 3 or run.summary["verdict"]["status"] == "invalid"
+    assert "Less than 30 requests/s" in run.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "no SLO says from when on the load is too much; give for example --slo 'p99(ttft)<=2s'"),
+        (("--slo", "ttft<=1s"), "no SLO says from when on"),
+        (("--slo", "requests_per_s>=3"), "does not say from which load on the server is too slow"),
+        (("--slo", SLO, "--rate", "3"), "--rate and --capacity: each of them sets the load"),
+        (("--slo", SLO, "-t", "1m"), "-t with --capacity: the search ends by itself"),
+        (("--slo", SLO, "--resume", "nowhere"), "--resume nowhere: there is no capacity.json"),
+        (("--slo", SLO, "-f", CHAT), "is a closed-loop user"),
+    ],
+)
+def test_what_is_no_search_is_refused(tmp_path: Path, server: SimServer, flags: tuple[str, ...], words: str) -> None:
+    command = [sys.executable, "-m", "vllm_locust", "capacity", "--host", server.url, "--workload", "short_chat"]
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["capacity", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("--of", "--start-load", "--budget", "--reset-prefix-cache", "--resume"))
+
+
+@pytest.mark.skipif(LONG not in os.environ, reason=f"three searches of a minute or two each; set {LONG}")
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_search_over_several_workers(tmp_path: Path, server: SimServer, workers: int) -> None:
+    flags = (
+        "--capacity",
+        "rate",
+        "--slo",
+        SLO,
+        "--start-load",
+        "30",
+        "--budget",
+        "120s",
+        "--reset-prefix-cache",
+        *LOAD,
+    )
+    run = run_distributed(tmp_path, server.url, workers, flags, locustfile=OPEN_LOOP)
+    capacity = assert_consistent(run, "requests/s")
+    assert 0.75 * CASE.capacity < capacity["load"] < 1.3 * CASE.capacity, run.output
+
+
+@pytest.mark.skipif(LONG not in os.environ, reason=f"a search of a minute; set {LONG}")
+@pytest.mark.parametrize("flags", [(), ("--reset-prefix-cache",)], ids=["warm", "cache reset"])
+def test_a_search_for_the_number_of_users(tmp_path: Path, server: SimServer, flags: tuple[str, ...]) -> None:
+    """Eight users have a place each; the ninth waits for one."""
+    common = ("--capacity", "users", "--slo", "p90(ttft)<=100ms", "--start-load", "3", "--budget", "90s", *LOAD)
+    run = run_locust(tmp_path, server.url, *common, *flags)
+    capacity = assert_consistent(run, "users")
+    assert capacity["low"] <= 9
+    assert 7 <= capacity["load"] <= 11, run.output
