@@ -104,6 +104,7 @@ def test_one_engine() -> None:
         "kv_cache_usage": {"mean": pytest.approx(0.45), "max": 0.7},
         "prompt_tokens_per_s": 1000,
         "generation_tokens_per_s": 50,
+        "prefix_cache_queries": 6000,
         "prefix_cache_hit_rate": 0.25,
         "preemptions": 12,
         "requests_finished": {"stop": 18, "length": 6},

@@ -14,6 +14,7 @@ import jinja2
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS
 from vllm_locust.report import figures
 from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_columns
+from vllm_locust.report.diagnosis_text import not_judged, nothing_found, where
 from vllm_locust.report.gpu_table import GPU_ROWS, has_gpu
 from vllm_locust.report.server_table import SERVER_ROWS, has_server
 from vllm_locust.report.stage_table import ttft_block
@@ -55,6 +56,9 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         capacity_sentences=capacity_sentences,
         probe_columns=probe_columns,
         overloads=overloads,
+        where=where,
+        nothing_found=nothing_found(summary["diagnosis"]),
+        not_judged=not_judged(summary["diagnosis"]),
         gpu_rows=GPU_ROWS if has_gpu(summary["stages"]) else (),
         server_rows=SERVER_ROWS if has_server(summary["stages"]) else (),
         yes_or_no={True: "yes", False: "no", None: figures.UNKNOWN},

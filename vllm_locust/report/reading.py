@@ -14,6 +14,7 @@ from vllm_locust.phases import Phase
 from vllm_locust.report.arrivals import ArrivalCounts
 from vllm_locust.report.cold_start import ColdStart
 from vllm_locust.report.columns import Flags, RequestColumns, Source, read_batches
+from vllm_locust.report.diagnosis_prefills import FirstTokens, PrefillEffects, Turns
 from vllm_locust.report.gap_confidence import GapConfidence
 from vllm_locust.report.over_time import OverTime
 from vllm_locust.report.request_times import RequestTimes
@@ -118,6 +119,10 @@ class Reading:
         self.times = RequestTimes()
         self.over_time = OverTime(facts)
         self.cold_start = ColdStart()
+        self.first_tokens = FirstTokens()
+        self.turns = Turns()
+        self.prefills: dict[int, PrefillEffects] = {}
+        """By the number of the stage; filled by ``gap_inflations``."""
 
     def read(self, source: Source, missed_arrivals: Source | None) -> None:
         for batch in read_batches(source):
@@ -129,10 +134,13 @@ class Reading:
             self.times.add(columns)
             self.over_time.add(columns)
             self.cold_start.add(columns)
+            self.first_tokens.add(columns)
+            self.turns.add(columns)
             for samples, mine in self._owners(columns):
                 samples.add(columns, mine, self.facts.slos)
         self.times.add_missed(missed_arrivals)
         self.times.settle()
+        self.first_tokens.settle()
         for samples in (*self.stages.values(), self._outside):
             samples.settle()
         if len(self.stages) == 1 and not self._outside.attempted:
@@ -160,18 +168,21 @@ class Reading:
         return [self.arrivals.rates(position) for position in range(len(self.facts.stages))]
 
     def gap_inflations(self, source: Source) -> dict[int, dict[str, Mapping[str, float]]]:
-        """By the id of the samples, then by metric."""
+        """By the id of the samples, then by metric. The same pass looks at what prefills did to the gaps."""
+        self.prefills = {index: PrefillEffects(samples) for index, samples in self.stages.items()}
         wanted = {id(samples): samples for samples in (*self.stages.values(), self.total)}
         confidence = {
             key: {name: GapConfidence(samples.gaps[name].reported) for name in POOLED}
             for key, samples in wanted.items()
         }
-        names = ("outcome", "phase", "stage", "sent_unix_ns", "chunk_ns", "chunk_tokens")
+        names = ("outcome", "phase", "stage", "target", "sent_unix_ns", "chunk_ns", "chunk_tokens")
         for batch in read_batches(source, names):
             columns = RequestColumns(batch)
             sent = columns.ints("sent_unix_ns")
             owners = {id(samples): mine for samples, mine in self._owners(columns)}
             owners[id(self.total)] = columns.is_equal("phase", Phase.WINDOW)
+            for index, samples in self.stages.items():
+                self.prefills[index].add(columns, owners[id(samples)] & columns.ok, self.first_tokens)
             for key, metrics in confidence.items():
                 mine = owners[key] & columns.ok
                 metrics["chunk_gap"].add(columns.chunk_gaps(mine), sent, mine)

@@ -77,6 +77,7 @@ class ServerMetrics:
             "kv_cache_usage": _share_json(self._gauges["kv_cache_usage"], span),
             "prompt_tokens_per_s": self._rate("prompt_tokens_total", span),
             "generation_tokens_per_s": self._rate("generation_tokens_total", span),
+            "prefix_cache_queries": self._gain("prefix_cache_queries_total", span),
             "prefix_cache_hit_rate": self._ratio("prefix_cache_hits_total", "prefix_cache_queries_total", span),
             "preemptions": self._gain("preemptions_total", span),
             "requests_finished": self._by_label(_REQUESTS, span),

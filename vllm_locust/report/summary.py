@@ -18,6 +18,7 @@ from vllm_locust.report.blocks import pooled_block, seconds
 from vllm_locust.report.capacity_numbers import SLO_MISSED, capacity_numbers
 from vllm_locust.report.columns import Source
 from vllm_locust.report.definition_card import definition_card
+from vllm_locust.report.diagnosis_figures import diagnosis_json
 from vllm_locust.report.evidence import evidence
 from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
@@ -76,6 +77,7 @@ def summarize(
     capacity = None if capacity_search is None else capacity_numbers(capacity_search, facts, stages, reading.stages)
     asked = _Asked(facts, slo, stages) if capacity is None else _of_a_search(capacity, facts, slo, stages)
     verdict = judge(evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages))
+    cold_start = reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"])
     return {
         "schema": SCHEMA,
         "run_id": facts.run_id,
@@ -88,7 +90,8 @@ def summarize(
         "totals": {"all_phases": reading.everything.as_json(), **total},
         "stages": stages,
         "over_time": reading.over_time.as_json(reading.times),
-        "cold_start": reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"]),
+        "cold_start": cold_start,
+        "diagnosis": diagnosis_json(stages, reading, cold_start, health, verdict),
         "arrivals": facts.arrivals,
         "errors": reading.everything.errors_json(),
         "workload": _workload_json(run.get("workload") or {}, reading.total, length_reference),

@@ -9,6 +9,7 @@ from typing import Any, Final
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
 from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_lines
+from vllm_locust.report.diagnosis_text import not_judged, nothing_found, where
 from vllm_locust.report.gpu_table import GPU_ROWS, gpu_remarks, has_gpu
 from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
 from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines, stage_title
@@ -39,6 +40,7 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
             *stage_lines(summary["stages"], _stage_heading),
             *_wrapped(f"- {printable(remark)}" for remark in all_remarks(summary)),
         ],
+        _diagnosis(summary["diagnosis"], summary["stages"]),
         *(_beside(part, "LOAD", _LOAD_ROWS) for part in _abreast(summary["stages"])),
         _latency(summary),
         *(_beside(part, "SERVER", SERVER_ROWS) for part in _abreast(summary["stages"]) if has_server(part)),
@@ -88,6 +90,18 @@ def _capacity(capacity: Json | None) -> list[str]:
     sentences = [f"  {printable(sentence)}" for sentence in capacity_sentences(capacity)]
     ends = [f"  - {printable(sentence)}" for sentence in overloads(capacity)]
     return ["CAPACITY", *_wrapped(sentences), *probe_lines(capacity), *_wrapped(ends)]
+
+
+def _diagnosis(diagnosis: Json, stages: Sequence[Json]) -> list[str]:
+    lines: list[str] = []
+    for finding in diagnosis["findings"]:
+        title = f"- {finding['title']}{where(finding, stages)}: {finding['sentence']}"
+        advice = f"    try: {finding['try']}", f"    confirmed where {finding['confirm']}"
+        lines += [f"  {printable(title)}", *map(printable, advice)]
+    nothing = nothing_found(diagnosis)
+    lines += [] if nothing is None else [f"  {nothing}"]
+    lines += [f"  not judged, {printable(missing)}" for missing in not_judged(diagnosis)]
+    return ["LIMITS of the server", *_wrapped(lines)]
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
