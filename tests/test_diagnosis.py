@@ -47,6 +47,7 @@ GPU = GpuFigures(
 PREFILLS = PrefillFigures(
     requests=200,
     long_tokens=2000,
+    long_share=0.1,
     ttft_p90_long_ns=150 * MS,
     ttft_p90_rest_ns=100 * MS,
     gaps_long=100,
@@ -170,7 +171,7 @@ def test_a_rule_is_judged_where_one_stage_has_its_data() -> None:
 
 
 def test_queueing() -> None:
-    queue = {"waiting_mean": 20.0, "waiting_first": 2.0, "waiting_last": 45.0, "queue_ns": 90 * MS}
+    queue: dict[str, Any] = {"waiting_mean": 20.0, "waiting_first": 2.0, "waiting_last": 45.0, "queue_ns": 90 * MS}
     found = finding("queueing", server(**queue, waiting_grows=True))
     assert found.sentence == (
         "requests waited for their turn at the server: its queue grew from 2 to 45 requests while at most 4 ran; the "
@@ -354,7 +355,7 @@ def test_throttling() -> None:
 def test_long_prompts_that_other_streams_wait_for() -> None:
     found = finding("long_prompts", prefills(gap_p50_long_ns=40 * MS, stretched_share=0.3))
     assert found.sentence == (
-        "while prompts of 2,000 tokens and more (the longest tenth) were read, other streams waited 40 ms for their "
+        "while prompts of 2,000 tokens and more (10 % of them) were read, other streams waited 40 ms for their "
         "next token (p50), and 10 ms at other times: 30 % of the time between tokens; the TTFT p90 of such prompts was "
         "150 ms, and 100 ms for the others."
     )
@@ -365,7 +366,7 @@ def test_long_prompts_that_other_streams_wait_for() -> None:
 def test_long_prompts_that_are_late_themselves() -> None:
     found = finding("long_prompts", prefills(ttft_p90_long_ns=900 * MS))
     assert found.sentence == (
-        "TTFT p90 of prompts of 2,000 tokens and more (the longest tenth) was 900 ms, and 100 ms for the others."
+        "TTFT p90 of prompts of 2,000 tokens and more (10 % of them) was 900 ms, and 100 ms for the others."
     )
     assert found.weight == 0.2
 

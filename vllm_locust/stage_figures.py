@@ -61,7 +61,9 @@ class PrefillFigures:
     requests: int
     """With a known prompt length and a time to the first token."""
     long_tokens: float | None = None
-    """From here on a prompt is one of the longest tenth."""
+    """From here on a prompt is one of the longest tenth, or of fewer where many are equally long."""
+    long_share: float | None = None
+    """Of the prompts, those that are."""
     ttft_p90_long_ns: float | None = None
     ttft_p90_rest_ns: float | None = None
     gaps_long: int = 0

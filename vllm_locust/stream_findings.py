@@ -12,14 +12,14 @@ from vllm_locust.stage_figures import PrefillFigures, RunFigures, StageFigures
 def _long_prompts(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answer:
     """Streams that wait while a long prompt is read, or long prompts that make the tail of TTFT."""
     prefills = stage.prefills
-    if prefills.requests < limits.prompt_requests or prefills.long_tokens is None:
+    if prefills.requests < limits.prompt_requests or prefills.long_tokens is None or prefills.long_share is None:
         return Need.PROMPT_LENGTHS
     buffered = _bursts(stage, limits)
     stretched = None if buffered else _stretched(prefills, limits)
     late = _long_ttft_ratio(prefills)
     if stretched is None and (late is None or late < limits.long_ttft_ratio):
         return None
-    long = f"prompts of {number_text(prefills.long_tokens, 4)} tokens and more (the longest tenth)"
+    long = f"prompts of {prefills.long_tokens:,.0f} tokens and more ({percent_text(prefills.long_share)} of them)"
     parts = []
     if stretched is not None:
         share, usual_ns = stretched
@@ -39,6 +39,7 @@ def _long_prompts(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Ans
         sentence=f"{'; '.join(parts)}.",
         figures={
             "long_tokens": prefills.long_tokens,
+            "long_share": prefills.long_share,
             "gap_p50_long_s": _seconds(prefills.gap_p50_long_ns),
             "gap_p50_quiet_s": _seconds(prefills.gap_p50_quiet_ns),
             "gap_p50_short_s": _seconds(prefills.gap_p50_short_ns),

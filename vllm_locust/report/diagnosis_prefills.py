@@ -80,7 +80,7 @@ class PrefillEffects:
     def __init__(self, samples: StageSamples) -> None:
         keep = samples.flags["ok"] & ~np.isnan(samples.floats["ttft"]) & ~np.isnan(samples.floats["prompt_tokens"])
         self._prompt, self._ttft_ns = samples.floats["prompt_tokens"][keep], samples.floats["ttft"][keep]
-        self._long_tokens = percentile(np.sort(self._prompt), _P90) if len(self._prompt) else None
+        self._long_tokens = _long_tokens(self._prompt) if len(self._prompt) else None
         self._long, self._short, self._quiet = LogHistogram(), LogHistogram(), LogHistogram()
         self._with_prefill_n = self._with_prefill_ns = self._all_ns = 0
 
@@ -109,6 +109,7 @@ class PrefillEffects:
         return PrefillFigures(
             requests=len(self._prompt),
             long_tokens=self._long_tokens,
+            long_share=float(long.mean()) if len(long) else None,
             ttft_p90_long_ns=_p90(self._ttft_ns[long]),
             ttft_p90_rest_ns=_p90(self._ttft_ns[~long]),
             gaps_long=self._long.n,
@@ -119,6 +120,17 @@ class PrefillEffects:
             gap_p50_quiet_ns=quiet_ns,
             stretched_share=stretched,
         )
+
+
+def _long_tokens(prompt: Floats) -> float:
+    """From here on a prompt is one of the longest tenth. Where many have the same length, those beyond it are fewer;
+    where all have, they are all alike.
+    """
+    limit = percentile(np.sort(prompt), _P90)
+    beyond = prompt[prompt > limit]
+    if len(beyond) and (prompt >= limit).mean() > 2 * (1 - _P90):
+        return float(beyond.min())
+    return limit
 
 
 def _p90(values_ns: Floats) -> float | None:
