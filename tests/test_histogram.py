@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.histogram import LogHistogram
+from vllm_locust.histogram import RATIO, LogHistogram
 from vllm_locust.statistics import PERCENTILES, percentile
 
 durations = st.lists(st.integers(-20, 20) | st.integers(1, 10**13), max_size=30)
@@ -129,3 +129,21 @@ def test_any_bytes_are_a_histogram_or_a_value_error(data: bytes) -> None:
         except ValueError:
             continue
         assert histogram.to_bytes() == attempt
+
+
+@given(st.lists(st.integers(0, 10**10), max_size=200), st.integers(0, 10**10))
+@settings(max_examples=60, deadline=None)
+def test_above_is_right_but_for_the_limits_own_bucket(values: list[int], limit: int) -> None:
+    histogram = LogHistogram()
+    for value in values:
+        histogram.record(value)
+    lowest = sum(value > limit * RATIO + 1 for value in values)
+    highest = sum(value > limit / RATIO - 1 for value in values)
+    assert lowest <= histogram.above(limit) <= highest
+
+
+def test_above_at_the_ends() -> None:
+    histogram = LogHistogram()
+    for value in (-5, 0, 100, 1 << 63):
+        histogram.record(value)
+    assert [histogram.above(limit) for limit in (-1, 0, 50, 200, 1 << 64)] == [3, 2, 2, 1, 1]

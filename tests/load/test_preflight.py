@@ -7,7 +7,7 @@ import pytest
 from tests.load.scripted_server import Step, serving, whole
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import TargetError
-from vllm_locust.load.preflight import ServerFacts, ask_server
+from vllm_locust.load.preflight import ServerFacts, ask_server, reset_prefix_cache
 
 
 def ask(models: Step, version: Step = b"") -> ServerFacts:
@@ -39,3 +39,20 @@ def test_a_version_that_cannot_be_read_is_unknown(said: bytes) -> None:
 def test_another_protocol_is_a_refusal() -> None:
     with pytest.raises(TargetError, match="answered 101"):
         ask(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
+
+
+def reset(answer: Step) -> None:
+    with serving({"POST": (answer,)}) as server:
+        target = Target.parse(f"http://127.0.0.1:{server.listener.getsockname()[1]}")
+        reset_prefix_cache(RunConfig(targets=(target,)), None)
+
+
+def test_the_prefix_cache_is_reset() -> None:
+    reset(whole(b""))
+
+
+def test_a_server_that_cannot_reset_its_prefix_cache_is_named_with_the_fix() -> None:
+    with pytest.raises(
+        TargetError, match=r"reset_prefix_cache answered 404 \(Not Found\); vLLM has it when .*DEV_MODE=1"
+    ):
+        reset(whole(b'{"detail":"Not Found"}', b"404 Not Found"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -27,9 +26,9 @@ from tests.run.simulated import (
     simserver,
     start_locust,
 )
+from tests.simulation import study
 from tests.simulation.offline_server import Lengths
 from tests.simulation.probing import Case
-from tests.simulation.study import excess
 from vllm_locust.cli import main
 from vllm_locust.simserver.engine import EngineConfig
 
@@ -50,24 +49,13 @@ CASE = Case(
     (SLO,),
     16.9,
 )
+"""The same engine in virtual time, and its true capacity for the SLO, from ``test_the_true_capacity``."""
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[SimServer]:
     with simserver(tmp_path, *SERVER) as running:
         yield running
-
-
-def true_capacity() -> float:
-    """Where the share of requests beyond the limit crosses a tenth in long simulations."""
-    low, high = 12.0, 20.0
-    for _ in range(5):
-        middle = math.sqrt(low * high)
-        if excess(CASE, middle, requests=6_000, seed=7)[SLO] > 0:
-            high = middle
-        else:
-            low = middle
-    return math.sqrt(low * high)
 
 
 def assert_consistent(run: LocustRun, unit: str) -> Any:
@@ -105,7 +93,7 @@ def test_the_command_finds_the_capacity(tmp_path: Path, server: SimServer) -> No
     )
     run = end_of(search, tmp_path, 150)
     capacity = assert_consistent(run, "requests/s")
-    truth = true_capacity()
+    truth = CASE.capacity
     assert run.exit_code in (0, 4), run.output
     assert 3 <= len(capacity["probes"]) <= 10
     assert sum(probe["elapsed_s"] for probe in capacity["probes"]) < 90
@@ -205,7 +193,14 @@ def test_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in shown for word in ("--of", "--start-load", "--budget", "--reset-prefix-cache", "--resume"))
 
 
-@pytest.mark.skipif(LONG not in os.environ, reason=f"three searches of a minute or two each; set {LONG}")
+@pytest.mark.skipif(LONG not in os.environ, reason=f"simulates 150,000 requests; set {LONG}")
+def test_the_true_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "TRUTH_REQUESTS", 30_000)
+    root, error = study.truth(CASE)
+    assert root == pytest.approx(CASE.capacity, abs=3 * error + 0.1)
+
+
+@pytest.mark.skipif(LONG not in os.environ, reason=f"two searches of two minutes each; set {LONG}")
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_search_over_several_workers(tmp_path: Path, server: SimServer, workers: int) -> None:
     flags = (
