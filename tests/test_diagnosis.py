@@ -253,6 +253,7 @@ def test_prefix_cache_unused() -> None:
 def test_a_prefix_cache_that_is_used_or_has_nothing_to_keep() -> None:
     assert answers(server(prefix_cache_hit_rate=0.06))["prefix_cache_unused"] is None
     assert answers(server(prefix_cache_hit_rate=0.0), later_turns=0.19)["prefix_cache_unused"] is None
+    assert answers(server(prefix_cache_hit_rate=None))["prefix_cache_unused"] is Need.SERVER_PREFIX_CACHE
     assert answers(server(prefix_cache_hit_rate=0.0), later_turns=0.0)["prefix_cache_unused"] is Need.REPEATED_PROMPTS
 
 

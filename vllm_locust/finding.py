@@ -20,7 +20,7 @@ class Need(StrEnum):
     SERVER = "the server's own metrics (--metrics-url)"
     SERVER_QUEUE = "the number of requests that wait, which the server does not tell"
     SERVER_KV_CACHE = "KV-cache use or preemptions, which the server does not tell"
-    SERVER_PREFIX_CACHE = "prefix-cache queries, which the server does not tell"
+    SERVER_PREFIX_CACHE = "prefix-cache queries and hits, which the server does not tell"
     SERVER_TTFT = "the server's own TTFT for about the same requests"
     REPEATED_PROMPTS = "conversations of several turns"
     GPU = "GPU samples (vllm-locust collect)"

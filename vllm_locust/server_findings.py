@@ -112,11 +112,11 @@ def _prefix_cache_unused(stage: StageFigures, run: RunFigures, limits: Threshold
     server = stage.server
     if server is None:
         return Need.SERVER
-    if server.prefix_cache_queries is None:
+    hit_rate = 0.0 if server.prefix_cache_queries == 0 else server.prefix_cache_hit_rate
+    if hit_rate is None:
         return Need.SERVER_PREFIX_CACHE
     if not run.later_turns:
         return Need.REPEATED_PROMPTS
-    hit_rate = server.prefix_cache_hit_rate or 0.0
     if run.later_turns < limits.later_turns or hit_rate > limits.prefix_cache_hit_rate:
         return None
     held = "was never asked" if not server.prefix_cache_queries else f"held {percent_text(hit_rate)} of the tokens"
