@@ -158,7 +158,7 @@ def test_the_pages() -> None:
     lines = text[text.index("\nCAPACITY\n") + 1 : text.index("\nSTAGES")].splitlines()
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[1].startswith(f"  {found['capacity']['load']:.4g} requests/s within the SLOs (95 % interval ")
-    heading = next(line for line in lines if line.startswith("  probe"))
+    heading = next(line for line in lines if line.startswith("  probe  "))
     assert "p90(ttft)" in heading
     assert "p99(chunk_gap)" in heading
     assert "GPU" not in heading, "nobody watched one"

@@ -70,6 +70,15 @@ def test_users_go_up_and_down_by_plan(tmp_path: Path, workers: int) -> None:
     assert run.json("run.json")["stopped_early"] is None
 
 
+def test_users_come_back_after_a_stage_without_any(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        run = run_locust(tmp_path, server.url, "--user-stages", "3:1s,0:1s,4:1s", *SLOW_ANSWERS)
+    described = run.json("run.json")
+    assert [stage["users"] for stage in described["stages"]] == [3, 0, 4], run.output
+    assert described["stopped_early"] is None
+    assert [sum(row["stage"] == number for row in run.requests()) > 0 for number in range(3)] == [True, False, True]
+
+
 def test_a_ramp_of_users_is_a_stage_of_its_own(tmp_path: Path) -> None:
     with simserver(tmp_path, *FAST) as server:
         run = run_locust(tmp_path, server.url, "--user-stages", "2:1s,2-8:3s,8-2:3s", *SLOW_ANSWERS)

@@ -235,9 +235,8 @@ class CapacityProbes:
             ended_early=live.overload is not None,
         )
         self._began_ns = now_ns
-        probe = RecordedProbe(
-            run_id=self._view.run_id, stage=self._stage, result=result, left_out=live.generator_fault(stage)
-        )
+        fault = live.generator_fault(stage, self._due, self._view.snapshots.merged().waiting_arrivals)
+        probe = RecordedProbe(run_id=self._view.run_id, stage=self._stage, result=result, left_out=fault)
         self._record.probes.append(probe)
         self._note_repeated_prompts()
         self._write()

@@ -73,8 +73,13 @@ class LiveProbe:
             if _one_each(slo)
         )
 
-    def generator_fault(self, stage: RunAggregate) -> str | None:
-        """Why it says nothing of the server, by the verdict's limit for a run that is invalid."""
+    def generator_fault(self, stage: RunAggregate, due: int | None, waiting: int) -> str | None:
+        """Why it says nothing of the server, by the verdict's limits for a run that is invalid. ``waiting`` arrivals
+        have no slot yet.
+        """
+        known = sum(stage.finished.values()) + stage.in_flight + stage.dropped_arrivals + waiting
+        if due is not None and known < due:
+            return f"{due - known} of its arrivals are lost: a worker has gone"
         lag_ns = stage.histograms["schedule_lag"].quantile(PERCENTILES["p99"])
         if lag_ns is None or lag_ns <= THRESHOLDS.schedule_lag_p99_ns[1] or self._slots_were_full:
             return None
