@@ -174,7 +174,7 @@ def test_a_probe_that_holds_above_one_that_missed_is_kept_and_looked_into() -> N
     search = CapacitySearch(settings())
     for load, share in ((10.0, 0.0), (18.0, 0.03), (24.0, 0.005), (30.0, 0.9)):
         target.share = lambda _, share=share: share  # type: ignore[misc]
-        search.add(target.probe(Probe(load=load, settle_s=10, window_s=100, why="given")))
+        search.add(target.probe(Probe(load=load, settle_s=10, window_s=100, empty_first=False, why="given")))
     probe = search.next_probe()
     assert probe is not None
     assert probe.load == pytest.approx(math.sqrt(18 * 24), rel=1e-3)
@@ -201,3 +201,15 @@ def test_settings_that_cannot_work_are_refused_at_once() -> None:
     assert len(str(caught.value).split("\n")) == 2
     with pytest.raises(ValueError, match="start_load 5 is outside of 6 to inf"):
         settings(min_load=6)
+
+
+def test_a_lower_load_after_a_miss_begins_with_an_empty_server() -> None:
+    search, _ = run(Target(queue(20)), settings(start_load=45))
+    resumed = CapacitySearch(settings(start_load=45))
+    for result in search.probes:
+        probe = resumed.next_probe()
+        assert probe is not None
+        missed_above = bool(resumed.probes) and not resumed.probes[-1].held and resumed.probes[-1].load > probe.load
+        assert probe.empty_first is missed_above
+        resumed.add(result)
+    assert search.probes[1].load < search.probes[0].load

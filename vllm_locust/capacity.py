@@ -33,7 +33,8 @@ MIN_WINDOW_S: Final = 5.0
 NEAR: Final = 0.15
 """Probes whose log load is so near to the capacity's tell of its place."""
 ROUGH: Final = 5
-"""While the interval is so many times wider than asked for, probes are short: the time is worth more at a better place.
+"""While the interval is so many times wider than asked for, the first half of the probes are short: the time is worth
+more at a better place.
 """
 SAME_LOAD: Final = 1e-6
 
@@ -121,7 +122,13 @@ class CapacitySearch:
         if self._ending() is not None:
             return None
         load, why = self._next_load()
-        return Probe(load=load, settle_s=self.settings.settle_s, window_s=self._window_s(load), why=why)
+        return Probe(
+            load=load,
+            settle_s=self.settings.settle_s,
+            window_s=self._window_s(load),
+            empty_first=bool(self.probes) and self.probes[-1].held is False and load < self.probes[-1].load,
+            why=why,
+        )
 
     def result(self) -> Capacity:
         """Also in the midst of a search: what is known so far."""
@@ -246,11 +253,14 @@ class CapacitySearch:
         share_s = self._time_left_s() / probes_left - self._overhead_s()
         if not (self._held and self._missed):
             window_s = min(shortest, max(share_s, MIN_WINDOW_S))
-        elif self._known.quantile(1 - TAIL) > self._known.quantile(TAIL) * (1 + ROUGH * self.settings.precision):
+        elif probes_left > self.settings.max_probes / 2 and self._is_rough():
             window_s = min(2 * shortest, max(share_s, MIN_WINDOW_S))
         else:
             window_s = min(max(share_s, shortest), max(shortest, self._needed_s(load)))
         return max(MIN_WINDOW_S, min(window_s, self._time_left_s() - self._overhead_s()))
+
+    def _is_rough(self) -> bool:
+        return self._known.quantile(1 - TAIL) > self._known.quantile(TAIL) * (1 + ROUGH * self.settings.precision)
 
     def _requests_take_s(self, requests: float, load: float) -> float:
         per_load = 1.0

@@ -176,7 +176,7 @@ def _log_likelihood(one: Observation, allowed: float, roots: Floats) -> Floats:
     return np.asarray(fit)
 
 
-SCATTER_BIAS: Final = 1.4
+SCATTER_BIAS: Final = 1.5
 SCATTER_VARIANCE: Final = 0.6
 """Of the logarithm: batches of one probe see only part of the crowding, since they have a crowd in common."""
 

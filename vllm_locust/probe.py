@@ -24,11 +24,15 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What to try next: ``load`` for ``settle_s``, which is not judged, and then for ``window_s``, which is."""
+    """What to try next: ``load`` for ``settle_s``, which is not judged, and then for ``window_s``, which is.
+    ``empty_first``: the load before was too much, and its queue would be counted against this one; send nothing until
+    the server has finished what it has.
+    """
 
     load: float
     settle_s: float
     window_s: float
+    empty_first: bool
     why: str
 
 

@@ -42,8 +42,11 @@ class OfflineTarget:
 
     def probe(self, probe: Probe) -> ProbeResult:
         server, start_ns = self._server, self._server.now_ns
+        if probe.empty_first:
+            server.run(Silence(), lambda _: False)
+        settle_start_ns = server.now_ns
         load = self._load(probe.load)
-        window_start_ns = start_ns + round(probe.settle_s * NS)
+        window_start_ns = settle_start_ns + round(probe.settle_s * NS)
         served = server.run(load, lambda now_ns: now_ns >= window_start_ns)
         completed = server.completed
         watch = _Watch(server, window_start_ns, window_start_ns + round(probe.window_s * NS), self._detects)

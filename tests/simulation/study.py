@@ -35,7 +35,7 @@ def excess(case: Case, load: float, requests: int, seed: int) -> dict[str, float
     """How far, in logits, the share beyond lies above what is allowed, for each SLO."""
     target = OfflineTarget(case, seed, detect=False)
     rate = load if case.quantity is Quantity.RATE else RATE_OF_USERS
-    result = target.probe(Probe(load=load, settle_s=100, window_s=requests / rate, why="truth"))
+    result = target.probe(Probe(load=load, settle_s=100, window_s=requests / rate, empty_first=False, why="truth"))
     logit = {slo.slo: math.log(slo.share / (1 - slo.share)) for slo in result.slos}
     return {slo.slo: logit[slo.slo] - math.log(slo.allowed / (1 - slo.allowed)) for slo in result.slos}
 
@@ -114,7 +114,13 @@ def _row(case: Case, found: Sequence[tuple[Capacity, CapacitySearch]]) -> str:
 def saturation_rps(case: Case) -> float:
     """What the server completes when it is flooded."""
     target = OfflineTarget(case, 1, detect=False)
-    flood = Probe(load=2 * case.capacity, settle_s=600 / case.capacity, window_s=2000 / case.capacity, why="flood")
+    flood = Probe(
+        load=2 * case.capacity,
+        settle_s=600 / case.capacity,
+        window_s=2000 / case.capacity,
+        empty_first=False,
+        why="flood",
+    )
     completed = target.probe(flood).completed_rps
     assert completed is not None
     return completed
@@ -123,7 +129,9 @@ def saturation_rps(case: Case) -> float:
 def arrivals_until_overload(case: Case, rate_rps: float, requests: int, seed: int) -> int | None:
     """Of a probe of so many requests; None where it ran to its end."""
     target = OfflineTarget(case, seed)
-    probe = Probe(load=rate_rps, settle_s=200 / rate_rps, window_s=requests / rate_rps, why="overload")
+    probe = Probe(
+        load=rate_rps, settle_s=200 / rate_rps, window_s=requests / rate_rps, empty_first=False, why="overload"
+    )
     result = target.probe(probe)
     return None if result.overloaded is None else result.requests
 

@@ -56,13 +56,13 @@ def test_the_interval_covers_the_truth_in_nine_of_ten_searches() -> None:
 def test_a_server_in_virtual_time_serves_what_it_is_asked() -> None:
     case = CASES[0]
     target = OfflineTarget(case, 0)
-    quiet = target.probe(Probe(load=case.capacity / 2, settle_s=20, window_s=200, why=""))
+    quiet = target.probe(Probe(load=case.capacity / 2, settle_s=20, window_s=200, empty_first=False, why=""))
     assert quiet.requests == pytest.approx(100 * case.capacity, rel=0.15)
     assert quiet.completed_rps == pytest.approx(case.capacity / 2, rel=0.15)
     assert quiet.elapsed_s == pytest.approx(220, abs=20)
     assert sum(quiet.slos[0].samples) == quiet.requests
     assert quiet.held
-    flooded = target.probe(Probe(load=4 * case.capacity, settle_s=5, window_s=200, why=""))
+    flooded = target.probe(Probe(load=4 * case.capacity, settle_s=5, window_s=200, empty_first=False, why=""))
     assert flooded.overloaded is not None
     assert flooded.window_s < 30
     assert not flooded.held
@@ -70,7 +70,7 @@ def test_a_server_in_virtual_time_serves_what_it_is_asked() -> None:
 
 def test_users_in_virtual_time_are_as_many_as_asked() -> None:
     case = next(case for case in CASES if case.quantity is Quantity.USERS)
-    one = OfflineTarget(case, 0).probe(Probe(load=1, settle_s=0, window_s=100, why=""))
+    one = OfflineTarget(case, 0).probe(Probe(load=1, settle_s=0, window_s=100, empty_first=False, why=""))
     # Alone, a request takes its prefill step and one step of 10.5 ms and a little for each further token.
     assert one.completed_rps == pytest.approx(1 / (0.015 + 39 * 0.0105), rel=0.1)
     assert one.achieved == 1
