@@ -33,6 +33,7 @@ PARSERS = """
 import argparse, inspect, json
 from locust.argument_parser import get_empty_argument_parser, setup_parser_arguments
 from vllm_locust.cli import _parser as command
+from vllm_locust.run.capacity_command import _parser as capacity
 from vllm_locust.run.flags import add_flags
 from vllm_locust.simserver.settings import _parser as simserver
 
@@ -57,7 +58,7 @@ class Plain:
 add_flags(Plain())
 print(json.dumps({
     "own": options(own),
-    "others": options(locust) + options(command()) + options(simserver()),
+    "others": options(locust) + options(command()) + options(capacity()) + options(simserver()),
 }))
 """
 
