@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.run.simulated import FAST, end_of, free_port, simserver, start_locust, wait_for_text
+from tests.run.simulated import FAST, LocustRun, end_of, free_port, simserver, start_locust, wait_for_text
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,3 +82,111 @@ def test_a_worker_that_is_told_to_leave_is_named(tmp_path: Path) -> None:
     assert len(run.json("run.json")["workers"]["missing"]) == 1
     assert "workers_missing" in [reason["code"] for reason in run.summary["verdict"]["reasons"]]
     assert run.exit_code == 1, run.output
+
+
+SLOW = """
+import os
+
+import gevent
+
+from vllm_locust import ChatUser
+from vllm_locust.load import limits
+from locust import task
+
+problems = limits.problems
+
+
+def slowly(*arguments):
+    print("PREPARING", flush=True)
+    gevent.sleep(float(os.environ["PREPARATION_S"]))
+    return problems(*arguments)
+
+
+limits.problems = slowly
+
+
+class Reader(ChatUser):
+    @task
+    def read(self):
+        self.ask(self.next_prompt())
+"""
+
+
+class SlowlyPrepared:
+    """A master and workers that take as long to get ready as each is told to."""
+
+    def __init__(self, directory: Path, url: str, length: str) -> None:
+        self.directory = directory
+        self._port = str(free_port())
+        (directory / "slow.py").write_text(SLOW, encoding="utf-8")
+        bind = (
+            "--master",
+            "--master-bind-host",
+            "127.0.0.1",
+            "--master-bind-port",
+            self._port,
+            "--expect-workers",
+            "1",
+        )
+        flags = (*bind, *LOAD, *TOKENS, "-t", length, "--drain-timeout", "2s")
+        self._processes = [self._start(url, *flags, OPENAI_API_KEY="key")]
+
+    def _start(self, url: str | None, *flags: str, **extra: str) -> subprocess.Popen[str]:
+        return start_locust(self.directory, url, *flags, locustfile=str(self.directory / "slow.py"), **extra)
+
+    def add_worker(self, preparation_s: float, **extra: str) -> None:
+        to_master = ("--worker", "--master-host", "127.0.0.1", "--master-port", self._port)
+        self._processes.append(self._start(None, *to_master, PREPARATION_S=str(preparation_s), **extra))
+
+    def end(self) -> LocustRun:
+        try:
+            run = end_of(self._processes[0], self.directory, 60)
+            run.workers = [end_of(worker, self.directory, 20) for worker in self._processes[1:]]
+        finally:
+            for process in self._processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.communicate()
+        return run
+
+
+def seconds_to_end(run: LocustRun) -> float:
+    described = run.json("run.json")
+    return float(described["ended_unix_ns"] - described["window"]["end_unix_ns"]) / 1e9
+
+
+def test_a_worker_that_comes_while_another_is_prepared_takes_part(tmp_path: Path) -> None:
+    """Locust gives it its part of the users: without it they would be missing from the load."""
+    with simserver(tmp_path, *FAST) as server:
+        load = SlowlyPrepared(tmp_path, server.url, "5s")
+        load.add_worker(6, OPENAI_API_KEY="key")
+        time.sleep(2)
+        load.add_worker(0, OPENAI_API_KEY="key")
+        run = load.end()
+    assert len({row["worker_id"] for row in run.requests()}) == 2, [run.output, *run.worker_outputs]
+    assert run.summary["totals"]["in_flight"]["max"] == 8
+
+
+def test_the_end_does_not_wait_for_a_worker_that_was_refused(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        load = SlowlyPrepared(tmp_path, server.url, "8s")
+        load.add_worker(0, OPENAI_API_KEY="key")
+        wait_for_text(server.truth_log, 50)
+        load.add_worker(0)
+        run = load.end()
+    assert "cannot join the run: this worker has no API key" in run.output
+    assert len(run.json("run.json")["workers"]["missing"]) == 1
+    assert seconds_to_end(run) < 20
+
+
+def test_a_worker_that_gets_ready_when_the_run_is_over_is_told_so(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        load = SlowlyPrepared(tmp_path, server.url, "8s")
+        load.add_worker(0, OPENAI_API_KEY="key")
+        wait_for_text(server.truth_log, 50)
+        load.add_worker(12, OPENAI_API_KEY="key")
+        run = load.end()
+    described = run.json("run.json")["workers"]
+    assert "PREPARING" in run.worker_outputs[1]
+    assert (described["expected"], described["missing"]) == (2, []), run.output
+    assert seconds_to_end(run) < 25

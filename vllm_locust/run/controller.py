@@ -75,6 +75,8 @@ class RunController:
         self._redis_url = ""
         self._finishing = False
         self._finished = Event()
+        self._early: list[str] = []
+        """Workers that have come while others were prepared."""
         self._spawned = Event()
         self._valkey: EmbeddedValkey | None = None
         self._store: RunStore | None = None
@@ -119,6 +121,8 @@ class RunController:
             raise
         self._announce()
         self._conductor = gevent.spawn(self._conduct, finish_locust)
+        for worker_id in self._early:
+            self.on_worker_connected(worker_id)
 
     def _bring_up(self) -> None:
         url = self._config.redis_url
@@ -209,10 +213,13 @@ class RunController:
     # What Locust and the workers say
 
     def on_worker_connected(self, worker_id: str) -> None:
-        """A worker has come while the run goes on."""
-        if self._conductor is None or self._finishing or worker_id in self._workers.ids:
+        """A worker has come while the run goes on, or before it is known to begin."""
+        if self._finishing or worker_id in self._workers.ids:
             return
-        self._course.join(worker_id)
+        if self._conductor is None:
+            self._early.append(worker_id)
+        else:
+            self._course.join(worker_id)
 
     def _add_worker(self, worker_id: str, part: dict[str, Any]) -> None:
         logger.info("Worker %s joins the run", worker_id)
@@ -220,6 +227,10 @@ class RunController:
 
     def on_ready(self, worker_id: str, payload: Any) -> None:
         error = self._workers.on_ready(worker_id, payload)
+        if self._finishing:
+            # What it was told of the end came while it was being prepared, and told it nothing.
+            self._workers.tell([worker_id], DRAIN)
+            return
         if self._conductor is None:
             return
         if error is None:

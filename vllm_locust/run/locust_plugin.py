@@ -31,7 +31,7 @@ from vllm_locust.run.capacity_terms import check_search, terms_of
 from vllm_locust.run.controller import RunController
 from vllm_locust.run.course import ClosedCourse, Course, RunView, Search
 from vllm_locust.run.flags import WEB_OPTIONS, add_flags
-from vllm_locust.run.messenger import FLUSHED, READY, SNAPSHOT, Messenger
+from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messenger
 from vllm_locust.run.open_course import OpenCourse
 from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS, plan_load
 from vllm_locust.run.run_description import Checked
@@ -108,7 +108,9 @@ class _WorkerProcess:
         # Locust builds its whole command-line parser anew for every option of every spawn message: a stop of the event
         # loop of some 300 ms at each step of a ramp-up.
         argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
-        self._side = WorkerSide(Messenger(runner), secrets, options.redis_url)
+        messenger = Messenger(runner)
+        self._side = WorkerSide(messenger, secrets, options.redis_url)
+        messenger.to_master(PRESENT, {})
         self._forked = bool(options.processes)
         environment.process_exit_code = 0
         environment.events.quitting.add_listener(lambda **_: self._side.leave())
@@ -141,6 +143,7 @@ class _MasterProcess:
         self._snapshots = Snapshots()
         self._controller: RunController | None = None
         self._interrupted = False
+        self._present: set[str] = set()
         self._earlier: tuple[RecordedProbe, ...] = ()
         """Probes of the search that is gone on with."""
         self._checked = self._check() if headless else None
@@ -149,6 +152,7 @@ class _MasterProcess:
         self._set_default_users(environment.parsed_options)
         if isinstance(runner, LocalRunner):
             WorkerSide(self._messenger, secrets, None)
+        self._messenger.on(PRESENT, self._on_present)
         self._messenger.on(READY, self._to_controller("on_ready"))
         self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
         self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
@@ -293,8 +297,12 @@ class _MasterProcess:
             reset_prefix_cache=reset if order.reset_prefix_cache else None,
         )
 
+    def _on_present(self, worker_id: str, _payload: Any) -> None:
+        self._present.add(worker_id)
+        self._on_worker_connect(worker_id)
+
     def _on_worker_connect(self, client_id: str, **_: Any) -> None:
-        if self._controller is not None:
+        if self._controller is not None and client_id in self._present:
             self._controller.on_worker_connected(client_id)
 
     def _on_spawned(self, **_: Any) -> None:

@@ -16,6 +16,8 @@ from vllm_locust import clock
 
 logger = logging.getLogger(__name__)
 
+PRESENT = "vllm_locust.present"
+"""Of a worker, once it hears what it is told: Locust drops messages that come before, right after it has connected."""
 PREPARE = "vllm_locust.prepare"
 READY = "vllm_locust.ready"
 BEGIN = "vllm_locust.begin"

@@ -38,7 +38,8 @@ class Shares:
         return self._owners.index(worker_id) if worker_id in self._owners else None
 
     def stand_by(self, worker_id: str) -> None:
-        self._standby.append(worker_id)
+        if worker_id not in self._standby:
+            self._standby.append(worker_id)
 
     def leave(self, worker_id: str) -> None:
         """The worker will never send again: its share is free."""

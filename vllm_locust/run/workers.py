@@ -47,6 +47,11 @@ class RunWorkers:
         """Those that have ended their part before the run's end."""
         return self._left
 
+    @property
+    def _refused(self) -> set[str]:
+        """Those that could not get ready, and so have nothing to flush."""
+        return {worker_id for worker_id, answer in self._answers.items() if answer.get("error")}
+
     def schedule_fingerprint(self, worker_id: str) -> str | None:
         """Of the schedule that this worker, which is ready, has computed."""
         fingerprint: str | None = self._answers[worker_id].get("schedule_fingerprint")
@@ -114,7 +119,7 @@ class RunWorkers:
         deadline_ns = clock.monotonic_ns() + limit_ns
         absences = Absences(self._messenger)
         while clock.monotonic_ns() < deadline_ns:
-            waiting = [worker for worker in self._prepared_ns if worker not in self._flushed]
+            waiting = [w for w in self._prepared_ns if w not in self._flushed and w not in self._refused]
             if len(absences.beyond(waiting, WAIT_FOR_GONE_S)) == len(waiting):
                 break
             meanwhile()
