@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.arrival import Arrival, ArrivalProcess, Piece, Schedule, audit
+from vllm_locust.arrival import Arrival, ArrivalProcess, DueCount, Piece, Schedule, audit
 
 CONSTANT, POISSON, GAMMA, TRACE = ArrivalProcess
 RANDOM = (POISSON, GAMMA)
@@ -157,6 +157,19 @@ def test_an_ended_share_goes_on_after_an_extension_and_only_then() -> None:
     assert after[0].number == len(before)
     assert after[0].offset_ns >= 15 * S
     assert plan.length_ns == 25 * S
+
+
+@given(process=PROCESSES, times_s=st.lists(st.floats(0, 45), min_size=1, max_size=8), more_at=st.integers(0, 8))
+@settings(max_examples=40)
+def test_what_is_due_is_counted_for_any_times(process: ArrivalProcess, times_s: list[float], more_at: int) -> None:
+    """Also of a plan that grows between two questions."""
+    plan = schedule(process, hold(300, 10 * S), hold(0, 5 * S))
+    due = DueCount(plan)
+    for number, time_s in enumerate(times_s):
+        if number == more_at:
+            plan.extend(Piece(20 * S, 100, 200))
+        at_ns = round(time_s * S)
+        assert due.before(at_ns) == len(plan.offsets_ns(at_ns))
 
 
 @pytest.mark.parametrize("process", RANDOM)

@@ -322,6 +322,34 @@ class _Reader:
         return numbers, offsets
 
 
+class DueCount:
+    """How many arrivals are due before a time. Asked for later and later times it computes each arrival once, however
+    long the test has been going on: a million of them take some 0.4 s, for which an event loop would stand still.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = _Reader(self._schedule)
+        self._passed = 0
+        self._offsets = np.empty(0, np.int64)
+        self._asked_ns = 0
+
+    def before(self, offset_ns: int) -> int:
+        if offset_ns < self._asked_ns:
+            self._begin()
+        self._asked_ns = offset_ns
+        while not self._offsets.size or self._offsets[-1] < offset_ns:
+            offsets = self._reader.read()[1]
+            if not offsets.size:
+                break
+            self._passed += self._offsets.size
+            self._offsets = offsets
+        return self._passed + int(np.searchsorted(self._offsets, offset_ns))
+
+
 class _Share:
     def __init__(self, schedule: Schedule, share: int, shares: int, first: int) -> None:
         self._reader = _Reader(schedule)

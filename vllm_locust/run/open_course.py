@@ -12,7 +12,7 @@ from typing import Any
 import gevent
 
 from vllm_locust import clock
-from vllm_locust.arrival import ArrivalProcess
+from vllm_locust.arrival import ArrivalProcess, DueCount
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
 from vllm_locust.run.course import USED_UP, Course, RunView, Search, window_in_words
@@ -42,6 +42,7 @@ class OpenCourse(Course):
     def __init__(self, view: RunView, load: PlannedLoad, search: Search | None = None) -> None:
         super().__init__(view, search)
         self._schedule = load.schedule
+        self._due = DueCount(load.schedule)
         self._warmup_ns = load.warmup_ns
         self._stages = load.stages
         self._first_rps = load.first_rps
@@ -254,10 +255,8 @@ class OpenCourse(Course):
     def arrivals_due(self, span: StageSpan) -> int | None:
         if self._t0_unix_ns is None or span.end_unix_ns is None:
             return None
-        before, after = (
-            self._schedule.offsets_ns(at - self._t0_unix_ns) for at in (span.start_unix_ns, span.end_unix_ns)
-        )
-        return len(after) - len(before)
+        before = self._due.before(span.start_unix_ns - self._t0_unix_ns)
+        return self._due.before(span.end_unix_ns - self._t0_unix_ns) - before
 
     def _show_load(self) -> None:
         now_ns = self._view.common_unix_ns()
