@@ -288,3 +288,7 @@ def test_a_large_plan_is_verified_on_a_sample(
     workload = load(spec_file(tmp_path, LENGTHS), cache_dir, tokenizer=str(tokenizer_file))
     assert workload.length_reference()[0].sum() > 200_000
     assert 3_000 < sum(counted) < 7_000
+
+
+def test_generated_text_does_not_repeat(cache_dir: Path) -> None:
+    assert not load("short_chat", cache_dir).repeats

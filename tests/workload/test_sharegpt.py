@@ -172,3 +172,7 @@ def test_the_fingerprint_follows_content_and_settings_and_not_the_place(tmp_path
     assert load(write_json(there / "chats.json", ROWS), cache_dir).fingerprint == one.fingerprint
     assert load(here / "chats.json", cache_dir, max_model_len=8192).fingerprint != one.fingerprint
     assert load(write_json(there / "chats.json", ROWS[::-1]), cache_dir).fingerprint != one.fingerprint
+
+
+def test_a_data_set_repeats(tmp_path: Path, cache_dir: Path) -> None:
+    assert load(write_json(tmp_path / "chat.json", ROWS), cache_dir).repeats

@@ -2,7 +2,7 @@
 
 Each probe is a load that settles, unmeasured, and a window, which is a stage. Behind it the load goes on until the
 window's requests have ended, for these must not find a server that gets emptier; where the probe is a clear miss there
-is silence instead. Before a lower load there is silence until no more is in flight than that load itself has.
+is silence instead. After a miss there is silence, before a lower load, until no more is in flight than that load has.
 
 An open loop is planned two seconds ahead, so a window comes in pieces: a hopeless one ends with the piece that runs.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import gevent
 
@@ -23,11 +23,13 @@ from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
 from vllm_locust.errors import VllmLocustError
 from vllm_locust.load_profile import Quantity
 from vllm_locust.probe import Probe
-from vllm_locust.run.course import Course, RunView
 from vllm_locust.run.live_probe import LiveProbe
 from vllm_locust.run.stage_spans import Stretch
 from vllm_locust.slo import parse_slos
 from vllm_locust.store.rundir import write_json
+
+if TYPE_CHECKING:
+    from vllm_locust.run.course import Course, RunView
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +133,7 @@ class CapacityProbes:
             probe.window_s,
             probe.why,
         )
-        yield from self._empty(probe.load)
+        yield from self._empty(probe)
         settle_s = max(probe.settle_s, SETTLE_LATENCIES * (self._latency_s() or 0.0))
         yield self._stretch(probe.load, round(settle_s * 1e9), None)
         self._live, self._due = LiveProbe(probe.load, self._slos, open_loop=self._open_loop), None
@@ -173,15 +175,17 @@ class CapacityProbes:
             return since_end_ns > NEWS_NS and not stage.in_flight
         return sum(stage.finished.values()) + stage.dropped_arrivals >= self._due
 
-    def _empty(self, load: float) -> Iterator[Stretch]:
-        """Silence until no more is in flight than the load itself has; nothing at all, where the cache is reset."""
-        if self._reset_prefix_cache is None and (not self._open_loop or not self._search.probes):
+    def _empty(self, probe: Probe) -> Iterator[Stretch]:
+        """Silence until no more is in flight than the load itself has; nothing at all, where the cache is reset. Users
+        have nothing in flight beyond their number.
+        """
+        if self._reset_prefix_cache is None and not (self._open_loop and probe.empty_first):
             return
         latency_s = 0.0 if self._reset_prefix_cache is not None else self._latency_s() or 0.0
         silent_ns = 0
         while silent_ns < self._view.config.drain_timeout_ns:
             everything = self._view.snapshots.merged()
-            enough = everything.in_flight + everything.waiting_arrivals <= load * latency_s
+            enough = everything.in_flight + everything.waiting_arrivals <= probe.load * latency_s
             # The silence begins after what is planned already, and the news of it is late.
             if enough and (self._reset_prefix_cache is None or silent_ns > 2 * NEWS_NS):
                 break

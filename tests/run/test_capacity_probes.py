@@ -1,0 +1,195 @@
+"""The order of what a search sends, in virtual time: settling, windows, tails, silence, resets and the record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from vllm_locust.aggregate import RunAggregate
+from vllm_locust.capacity import CapacitySettings
+from vllm_locust.capacity_options import CapacityOrder
+from vllm_locust.config import RunConfig, Target
+from vllm_locust.errors import TargetError
+from vllm_locust.load_profile import Quantity
+from vllm_locust.outcome import Outcome
+from vllm_locust.run import capacity
+from vllm_locust.run.capacity import CapacityProbes
+from vllm_locust.run.stage_spans import StageSpan, Stretch, append_stretch
+from vllm_locust.store.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from vllm_locust.run.course import Course, RunView
+
+NS = 1_000_000_000
+SERVICE_S = 0.5
+LIMIT_RPS = 20.0
+START_NS = 1_000 * NS
+
+
+@dataclass
+class World:
+    """A server of 20 requests/s behind an open loop; the queue is what came beyond that."""
+
+    directory: Path
+    now_ns: int = START_NS
+    planned_end_ns: int = START_NS + 2 * NS
+    spans: tuple[StageSpan, ...] = ()
+    stretches: list[Stretch] = field(default_factory=list)
+    queue: float = 0.0
+    sent: int = 0
+    finished: int = 0
+    reset_at: list[int] = field(default_factory=list)
+    resets_fail: bool = False
+    lag_ns: int = 0
+
+    def view(self) -> RunView:
+        config = RunConfig(targets=(Target.parse("http://h:1"),), slos=("p90(ttft)<=1s",))
+        fake = SimpleNamespace(
+            config=config,
+            workload=SimpleNamespace(rows=10, repeats=True),
+            snapshots=self,
+            common_unix_ns=lambda: self.now_ns,
+            requests_waiting=lambda: None,
+            run_id="run-1",
+            run_dir=RunDirectory(self.directory),
+        )
+        return cast("RunView", fake)
+
+    # As a course
+
+    def span(self, stage: int) -> StageSpan | None:
+        return next((span for span in self.spans if span.stage == stage), None)
+
+    def arrivals_due(self, span: StageSpan) -> int:
+        assert span.end_unix_ns is not None
+        return round(span.load.start_value * (span.end_unix_ns - span.start_unix_ns) / NS)
+
+    # As snapshots
+
+    def merged(self) -> RunAggregate:
+        load = self.stretches[-1].load.start_value if self.stretches else 0.0
+        in_flight = round(self.queue + min(load, LIMIT_RPS) * SERVICE_S)
+        return RunAggregate(sent=self.sent, finished={Outcome.OK: self.finished}, in_flight=in_flight)
+
+    def of_stage(self, stage: int) -> RunAggregate | None:
+        span = self.span(stage)
+        if span is None or span.end_unix_ns is None or self.now_ns < span.start_unix_ns:
+            return None
+        seconds = (min(self.now_ns, span.end_unix_ns) - span.start_unix_ns) / NS
+        due, known = self.arrivals_due(span), round(span.load.start_value * seconds)
+        told = due if self.now_ns > span.end_unix_ns + self.queue * NS / LIMIT_RPS else max(0, known - 20)
+        aggregate = RunAggregate(sent=due, finished={Outcome.OK: told}, output_tokens=told)
+        slow = span.load.start_value > LIMIT_RPS
+        if told:
+            aggregate.histograms["ttft"].record(3 * NS if slow else NS // 10, told)
+            aggregate.histograms["e2e"].record(4 * NS if slow else round(SERVICE_S * NS), told)
+            aggregate.histograms["schedule_lag"].record(self.lag_ns, told)
+        return aggregate
+
+    def reset(self) -> None:
+        if self.resets_fail:
+            raise TargetError("it is not there")
+        assert self.merged().in_flight == 0
+        self.reset_at.append(len(self.stretches))
+
+    def run(self, probes: CapacityProbes) -> None:
+        """To the end, as the open course does it: asked two seconds before the planned end."""
+        probes.follow(cast("Course", self))
+        while (stretch := probes.next_stretch()) is not None:
+            assert stretch.load.length_ns is not None
+            assert len(self.stretches) < 2_000
+            self.spans = append_stretch(self.spans, stretch, Quantity.RATE, self.planned_end_ns)
+            self.stretches.append(stretch)
+            self.planned_end_ns += stretch.load.length_ns
+            while self.now_ns < self.planned_end_ns - 2 * NS:
+                self.now_ns += NS
+                load = stretch.load.start_value
+                self.sent += round(load)
+                self.finished += round(min(load + self.queue, LIMIT_RPS))
+                self.queue = max(0.0, self.queue + (load - LIMIT_RPS if load else -LIMIT_RPS))
+                probes.look()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    monkeypatch.setattr(capacity, "clock", SimpleNamespace(monotonic_ns=lambda: made.now_ns))
+    return made
+
+
+def search(world: World, *, reset: bool = False, **settings: Any) -> dict[str, Any]:
+    asked = {"start_load": 10.0, "min_load": 1.0, "budget_s": 600.0, "max_probes": 4, "probe_s": 30.0, "settle_s": 3.0}
+    order = CapacityOrder(settings=CapacitySettings(quantity=Quantity.RATE, **{**asked, **settings}))
+    made = CapacityProbes(world.view(), order, terms={}, reset_prefix_cache=world.reset if reset else None)
+    world.run(made)
+    content: dict[str, Any] = json.loads((world.directory / "capacity.json").read_text(encoding="utf-8"))
+    return content
+
+
+def shape(world: World) -> list[tuple[float, int | None, float]]:
+    """The stretches with equal neighbours joined: load, stage, seconds."""
+    joined: list[tuple[float, int | None, float]] = []
+    for stretch in world.stretches:
+        assert stretch.load.length_ns is not None
+        load, seconds = stretch.load.start_value, stretch.load.length_ns / NS
+        if joined and joined[-1][:2] == (load, stretch.stage):
+            joined[-1] = (load, stretch.stage, joined[-1][2] + seconds)
+        else:
+            joined.append((load, stretch.stage, seconds))
+    return joined
+
+
+def test_a_load_settles_is_measured_and_goes_on_until_all_is_answered(world: World) -> None:
+    kept = search(world)
+    stretches = shape(world)
+    assert stretches[:2] == [(10, None, 3.0), (10, 0, 30.0)]
+    assert [one[:2] for one in stretches[2:5]] == [(10, None), (20, None), (20, 1)]
+    tail_s = stretches[2][2]
+    assert tail_s >= 2, "of the window's last requests nothing is known two seconds before its end"
+    assert [(probe["stage"], probe["load"]) for probe in kept["probes"][:3]] == [(0, 10), (1, 20), (2, 40)]
+    assert kept["probes"][0]["requests"] == 300
+    assert kept["probes"][0]["elapsed_s"] == pytest.approx(3 + 30 + tail_s, abs=2)
+    assert kept["notes"] == [
+        "The workload's 10 prompts were sent more than once: where the server keeps a prefix cache, later probes found "
+        "more in it (a larger workload, or --reset-prefix-cache, avoids that)."
+    ]
+
+
+def test_a_hopeless_probe_ends_early_and_its_queue_is_waited_for(world: World) -> None:
+    kept = search(world, start_load=40.0, max_probes=2)
+    hopeless = kept["probes"][0]
+    assert hopeless["ended_early"].startswith("queue grows")
+    assert 15 <= hopeless["window_s"] < 30
+    stretches = shape(world)
+    assert stretches[2][:2] == (0, None), "silence at once, and not the load that was too much"
+    queue_s = 20 * (hopeless["window_s"] + 3) / LIMIT_RPS
+    assert stretches[2][2] >= queue_s - 3
+    lower = stretches[3]
+    assert lower[0] < 40
+    assert lower[1] is None
+
+
+def test_the_cache_is_reset_before_each_probe_when_nothing_is_in_flight(world: World) -> None:
+    search(world, reset=True, max_probes=2)
+    assert len(world.reset_at) == 2
+    for place in world.reset_at:
+        assert world.stretches[place - 1].load.start_value == 0
+        assert world.stretches[place].load.start_value > 0
+
+
+def test_a_cache_that_could_not_be_reset_is_told(world: World) -> None:
+    world.resets_fail = True
+    kept = search(world, reset=True, max_probes=1)
+    assert kept["notes"] == ["The server's prefix cache was not reset before probe 1: it is not there"]
+
+
+def test_a_generator_that_is_always_late_ends_the_search(world: World) -> None:
+    world.lag_ns = NS // 5
+    kept = search(world, max_probes=4)
+    assert [probe["load"] for probe in kept["probes"]] == [10, 10, 10]
+    assert all("add workers" in probe["left_out"] for probe in kept["probes"])
