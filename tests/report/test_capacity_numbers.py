@@ -141,6 +141,8 @@ def test_a_probe_of_a_late_generator_does_not_count() -> None:
         "The probe at 12 does not count: its requests were sent up to 200 ms (p99) after they were due; add workers."
     )
     assert "left out" in render_text(found)
+    assert found["exit_code"] == 0, found["verdict"]
+    assert summary([12], searched(live(12, 0)), late=0)["exit_code"] == 4, "where none counts, the run says nothing"
 
 
 def test_probes_of_an_earlier_run_stand_as_they_were() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vllm_locust.evidence import Delivery, Evidence, Shift
 from vllm_locust.outcome import Outcome
 from vllm_locust.reason import THRESHOLDS
@@ -14,6 +16,7 @@ from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import WorkerHealth
+from vllm_locust.statistics import PERCENTILES, percentile
 
 
 def evidence(
@@ -26,12 +29,12 @@ def evidence(
     servers: ServerMetrics,
     gpus: GpuMetrics,
     stages: Sequence[Mapping[str, Any]],
+    delivered: Mapping[str, Any],
 ) -> Evidence:
+    """``stages`` are those whose load is judged, and ``delivered`` says how late it was in all of them."""
     everything, requests = reading.everything, total["requests"]
     judged = reading.total.outcomes if requests["attempted"] else everything.requests
     stamped = everything.stamp_sources.total()
-    lag = total["schedule_lag_s"]["p99"]
-    planned = total["planned_arrivals"]
     return Evidence(
         window_requests=requests["attempted"],
         window_ok=requests["ok"],
@@ -47,10 +50,8 @@ def evidence(
         workers_missing=facts.workers_missing,
         shifts=shifts,
         coalesced_share=reading.total.gaps["chunk_gap"].touched_share,
-        schedule_lag_p99_ns=None if lag is None else lag * 1e9,
         slots_were_full=facts.slots is not None and (total["in_flight"]["max"] or 0) >= facts.slots,
-        planned_arrivals=planned,
-        sent_in_time=None if planned is None else _sent_in_time(reading.total),
+        **delivered,
         deliveries=tuple(_delivery(stage) for stage in stages if stage["delivery"] is not None),
         arrivals_dropped=requests["dropped_arrivals"],
         **_arrivals(facts.arrivals),
@@ -71,10 +72,15 @@ def evidence(
     )
 
 
-def _sent_in_time(samples: StageSamples) -> int:
-    """Arrivals that were not late enough to make a run invalid."""
-    lag = samples.floats["schedule_lag"][samples.flags["scheduled"]]
-    return int((lag <= THRESHOLDS.schedule_lag_p99_ns[1]).sum())
+def delivered(samples: StageSamples, planned: int | None) -> dict[str, Any]:
+    """How much of ``planned`` arrivals was sent in time, which is not late enough to make a run invalid."""
+    lags = np.sort(samples.values("schedule_lag"))
+    in_time = samples.floats["schedule_lag"][samples.flags["scheduled"]] <= THRESHOLDS.schedule_lag_p99_ns[1]
+    return {
+        "schedule_lag_p99_ns": percentile(lags, PERCENTILES["p99"]) if len(lags) else None,
+        "planned_arrivals": planned,
+        "sent_in_time": None if planned is None else int(in_time.sum()),
+    }
 
 
 def _delivery(stage: Mapping[str, Any]) -> Delivery:

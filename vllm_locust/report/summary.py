@@ -19,7 +19,7 @@ from vllm_locust.report.capacity_numbers import SLO_MISSED, capacity_numbers
 from vllm_locust.report.columns import Source
 from vllm_locust.report.definition_card import definition_card
 from vllm_locust.report.diagnosis_figures import diagnosis_json
-from vllm_locust.report.evidence import evidence
+from vllm_locust.report.evidence import delivered, evidence
 from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts, Stage
@@ -76,7 +76,8 @@ def summarize(
     slo = _slo_json(facts, stages)
     capacity = None if capacity_search is None else capacity_numbers(capacity_search, facts, stages, reading.stages)
     asked = _Asked(facts, slo, stages) if capacity is None else _of_a_search(capacity, facts, slo, stages)
-    verdict = judge(evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages))
+    load = delivered(reading.total, total["planned_arrivals"]) if asked.stages is stages else _of_stages(asked, reading)
+    verdict = judge(evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages, load))
     cold_start = reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"])
     return {
         "schema": SCHEMA,
@@ -113,16 +114,23 @@ def _of_a_search(
     capacity: Mapping[str, Any], facts: RunFacts, slo: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
 ) -> _Asked:
     """Probes beyond the capacity miss their SLOs and may fail: that is what they are for. Those that do not count,
-    since the generator was late, are named with the result.
+    since the generator was late, are named with the result; where none counts, all are held against the run.
     """
     left_out = {probe["stage"] for probe in capacity["probes"] if probe["left_out"]}
+    counted = [stage for stage in stages if stage["stage"] not in left_out]
     if any(probe["held"] for probe in capacity["probes"]):
         facts = replace(facts, max_failures=None)
     return _Asked(
         facts,
         {**slo, "missed": capacity[SLO_MISSED], "per_stage": (), "stages": ()},
-        [stage for stage in stages if stage["stage"] not in left_out],
+        counted if left_out and counted else stages,
     )
+
+
+def _of_stages(asked: _Asked, reading: Reading) -> dict[str, Any]:
+    planned = [stage["planned_arrivals"] for stage in asked.stages if stage["planned_arrivals"] is not None]
+    samples = StageSamples.union([reading.stages[stage["stage"]] for stage in asked.stages])
+    return delivered(samples, sum(planned) if planned else None)
 
 
 def _whole_window(facts: RunFacts) -> Stage:
