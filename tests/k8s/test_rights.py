@@ -1,0 +1,95 @@
+"""What each user of ``users.acl`` may do in a real server, and what it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.servers import Server
+from vllm_locust.errors import StoreError
+from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.schema import BatchKind
+
+RUN = "vllm_locust:1:run:r1"
+TELEMETRY = "vllm_locust:1:telemetry"
+REFUSED: dict[str, list[tuple[str, ...]]] = {
+    "worker": [
+        ("HSET", f"{RUN}:durable", "w1", "9"),
+        ("HGETALL", f"{RUN}:control"),
+        ("HSET", "vllm_locust:1:other", "a", "b"),
+        ("XADD", f"{TELEMETRY}:gpu", "*", "b", "x"),
+        ("XREAD", "STREAMS", f"{RUN}:records", "0"),
+        ("XDEL", f"{RUN}:records", "1-1"),
+        ("EXPIRE", f"{RUN}:records", "1"),
+    ],
+    "collector": [
+        ("XADD", f"{RUN}:records", "*", "b", "x"),
+        ("XADD", f"{TELEMETRY}:server", "*", "b", "x"),
+        ("XREAD", "STREAMS", f"{TELEMETRY}:gpu", "0"),
+        ("HSET", f"{RUN}:control", "a", "b"),
+    ],
+    "master": [("HSET", "of_others", "a", "b"), ("XREAD", "STREAMS", "of_others", "0")],
+}
+REFUSED_TO_ALL: list[tuple[str, ...]] = [
+    ("FLUSHALL",),
+    ("KEYS", "*"),
+    ("CONFIG", "GET", "*"),
+    ("ACL", "LIST"),
+    ("EVAL", "return 1", "0"),
+    ("DEL", f"{RUN}:records"),
+    ("SHUTDOWN",),
+    ("PUBLISH", "c", "m"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(secrets_dir: Path) -> Iterator[Server]:
+    server = Server("--aclfile", str(secrets_dir / "users.acl"))
+    yield server
+    server.close()
+
+
+def store_of(server: Server, user: str | None, password_file: Path | None) -> RunStore:
+    address = server.url if user is None else server.url.replace("unix://", f"unix://{user}@", 1)
+    return RunStore(redis_options(address, password_file), "r1")
+
+
+@pytest.mark.parametrize("user", REFUSED)
+def test_refused(server: Server, secrets_dir: Path, user: str) -> None:
+    store = store_of(server, user, secrets_dir / user)
+    for command in [*REFUSED[user], *REFUSED_TO_ALL]:
+        with pytest.raises(StoreError, match="[Nn]o permission"):
+            Server.command_as(store, *command)
+    store.close()
+
+
+def test_a_worker_and_its_recorder(server: Server, secrets_dir: Path) -> None:
+    worker, master = (store_of(server, user, secrets_dir / user) for user in ("worker", "master"))
+    worker.check_server()
+    kinds = list(BatchKind)
+    ids = worker.add_batches([(kind, b"batch") for kind in kinds])
+    assert all(isinstance(entry, str) for entry in ids)
+    assert all(worker.has_entry(kind, str(entry)) for kind, entry in zip(kinds, ids, strict=True))
+    worker.publish_control({"flushed:w1": "{}"})
+    assert worker.server_time_unix_ns() > 0
+    entries = master.read_batches(dict.fromkeys(kinds, "0"), block_ms=0, count=9)
+    assert {entry.kind for entry in entries} == set(kinds)
+    master.publish_durable({"w1": 3})
+    assert worker.worker_status("w1").durable_seq == 3
+    assert master.read_control() == {"flushed:w1": "{}"}
+    for entry in entries:
+        master.delete_entries(entry.kind, [entry.entry_id])
+    master.ttl(60)
+    worker.close()
+    master.close()
+
+
+@pytest.mark.parametrize(("user", "password_of"), [(None, None), (None, "worker"), ("worker", "collector")])
+def test_nobody_else_comes_in(server: Server, secrets_dir: Path, user: str | None, password_of: str | None) -> None:
+    store = store_of(server, user, None if password_of is None else secrets_dir / password_of)
+    with pytest.raises(StoreError, match=r"[Aa]uthentication|invalid username-password"):
+        store.check_server()
+    store.close()
