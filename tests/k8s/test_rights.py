@@ -61,7 +61,7 @@ def store_of(server: Server, user: str | None, password_file: Path | None) -> Ru
 def test_refused(server: Server, secrets_dir: Path, user: str) -> None:
     store = store_of(server, user, secrets_dir / user)
     for command in [*REFUSED[user], *REFUSED_TO_ALL]:
-        with pytest.raises(StoreError, match="[Nn]o permission"):
+        with pytest.raises(StoreError, match=r"[Nn]o permission"):
             Server.command_as(store, *command)
     store.close()
 
