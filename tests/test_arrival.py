@@ -241,6 +241,16 @@ def test_the_first_arrivals_of_a_seed_stay_what_they_are() -> None:
     assert schedule(GAMMA, hold(10, 100 * S)).offsets_ns()[:3].tolist() == [3_257_155, 120_335_591, 120_564_703]
 
 
+def test_a_fingerprint_hangs_on_the_plan_and_not_on_how_it_grew() -> None:
+    for first_s in (1, 30):
+        grown = schedule(POISSON, hold(100, first_s * S))
+        before = grown.fingerprint()
+        grown.extend(hold(50, 40 * S))
+        assert (
+            before != grown.fingerprint() == schedule(POISSON, hold(100, first_s * S), hold(50, 40 * S)).fingerprint()
+        )
+
+
 def test_fingerprints_tell_plans_apart_and_survive_json() -> None:
     plan = schedule(GAMMA, hold(10, 100 * S), Piece(50 * S, 10, 40))
     copy = Schedule.from_json(json.loads(json.dumps(plan.to_json())))

@@ -116,6 +116,8 @@ class Schedule:
         self._pieces: list[Piece] = []
         self._stretches: list[_Stretch] = []
         self._first_ticks: list[int] = []
+        self._first_ns: list[int] = []
+        """Of the first arrivals, for the fingerprint: an extension does not move them."""
         self._end_ns: int | None = 0
         self._end_ticks = 0
         self._arrivals = Fraction(0)
@@ -199,8 +201,10 @@ class Schedule:
         """SHA-256 over what the schedule is made of and its first arrivals as computed here: two machines that differ
         would send different loads.
         """
-        first = [offset_ns for _, (_, offset_ns) in zip(range(_FINGERPRINTED_ARRIVALS), self.share(0, 1), strict=False)]
-        described = json.dumps([self.to_json(), first, len(self._trace)], sort_keys=True)
+        if len(self._first_ns) < _FINGERPRINTED_ARRIVALS:
+            numbered = zip(range(_FINGERPRINTED_ARRIVALS), self.share(0, 1), strict=False)
+            self._first_ns = [offset_ns for _, (_, offset_ns) in numbered]
+        described = json.dumps([self.to_json(), self._first_ns, len(self._trace)], sort_keys=True)
         return hashlib.sha256(described.encode() + self._trace.tobytes()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:

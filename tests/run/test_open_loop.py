@@ -283,13 +283,27 @@ locust_plugin.search = Search
 """
 
 
+def test_a_search_that_thinks_for_long_brings_no_burst(tmp_path: Path) -> None:
+    """It is asked two seconds before the plan's end, and takes four."""
+    locustfile = tmp_path / "thinking.py"
+    pause, thinking = "return step and Stretch(*step)", "step and step[1] is None and gevent.sleep(4)"
+    assert SEARCHING.count(pause) == 1
+    locustfile.write_text(f"import gevent\n{SEARCHING.replace(pause, f'{thinking}; {pause}')}")
+    flags = ("--capacity", "rate", "--start-load", "30", "--slo", "p99(ttft)<=1s", "--warmup-requests", "10")
+    with simserver(tmp_path, *FAST) as server:
+        run = run_locust(tmp_path, server.url, *flags, "-u", "60", *SHORT, locustfile=str(locustfile))
+    assert_all_sent_once(run)
+    assert [stage["name"] for stage in run.json("run.json")["stages"]] == ["30/s", "60/s"]
+    assert max(row["schedule_lag_ns"] for row in run.requests()) < 1_000_000_000
+
+
 @pytest.mark.parametrize("workers", [0, 2], ids=["one process", "two workers"])
 def test_a_plan_grows_while_it_runs(tmp_path: Path, workers: int) -> None:
     """What comes next is decided near the plan's end: more of a stage, a pause, another stage."""
     locustfile = tmp_path / "searching.py"
     locustfile.write_text(SEARCHING)
-    flags = ("--capacity", "rate", "--start-load", "30", "--slo", "p99(ttft)<=1s", "--warmup-requests", "10")
-    flags = (*flags, "-u", "60", "--seed", "3", *SHORT)
+    search = ("--capacity", "rate", "--start-load", "30", "--slo", "p99(ttft)<=1s", "--warmup-requests", "10")
+    flags = (*search, "-u", "60", "--seed", "3", *SHORT)
     with simserver(tmp_path, *FAST) as server:
         run = (
             run_distributed(tmp_path, server.url, workers, flags, locustfile=str(locustfile))

@@ -12,7 +12,7 @@ from typing import Any
 import gevent
 
 from vllm_locust import clock
-from vllm_locust.arrival import ArrivalProcess, DueCount
+from vllm_locust.arrival import ArrivalProcess, DueCount, Piece
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
 from vllm_locust.run.course import USED_UP, Course, RunView, Search, window_in_words
@@ -231,6 +231,8 @@ class OpenCourse(Course):
         if stretch is None:
             self._may_grow = False
             return
+        if stretch.stage is None:
+            self._be_silent_until_now()
         for piece in stretch.load.pieces():
             self._schedule.extend(piece)
         self._append(stretch)
@@ -238,6 +240,14 @@ class OpenCourse(Course):
         if stretch.stage is not None:
             self._announce_stage()
         self._publish_plan()
+
+    def _be_silent_until_now(self) -> None:
+        """The search may have taken more time than there was: what comes next would begin in the past, with a burst."""
+        assert self._planned_end_ns is not None
+        late_ns = self._view.common_unix_ns() + LEAD_NS - self._planned_end_ns
+        if late_ns > 0:
+            self._schedule.extend(Piece(late_ns, 0.0, 0.0))
+            self._planned_end_ns += late_ns
 
     def _tell_owners(self, kind: str) -> None:
         """All of the plan, so that a worker that has missed a message has the rest of it with the next one."""
