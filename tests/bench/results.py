@@ -56,8 +56,8 @@ counts.
 - **run delay**, in the notes where above 1 %: share of the window in which the client's threads waited for their core.
   A run of a single-process client above that is repeated; the calmest is kept.
 - AIPerf and GuideLLM print means per request where others print gaps; GuideLLM keeps no times per token.
-- The ceiling is the most tokens/s really sent with a chunk error of at most {CEILING_ERROR_MS} ms at p99; the share of the
-  schedule beside it says how far the closed loop lagged behind.
+- The ceiling is the most tokens/s really sent with a chunk error of at most {CEILING_ERROR_MS} ms at p99; the share of
+  the schedule beside it says how far the closed loop lagged behind.
 """
 
 
