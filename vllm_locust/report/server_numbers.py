@@ -28,6 +28,8 @@ LONGEST_SILENCE_S: Final = 5.0
 SHORTEST_WINDOW_S: Final = 2.0
 _RESTARTED_S: Final = 0.5
 """Starts of a process further apart than this are two: some servers round the time."""
+SAME_REQUESTS: Final = 0.25
+"""Counts of first tokens that differ by no more of the clients' are taken to be of the same requests."""
 _Key = tuple[str, str | None, str]
 
 
@@ -56,8 +58,10 @@ class ServerMetrics:
                 counter = Counter(one, looks[target], restarts[target])
                 self._counters[name].append((label, counter))
 
-    def numbers(self, interval: Interval | None, client_ttft_mean_s: float | None) -> dict[str, Any] | None:
-        """Of one stage; None where no page was read in it. ``client_ttft_mean_s``: of its ok requests, from sent."""
+    def numbers(self, interval: Interval | None, client_ttft: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Of one stage; None where no page was read in it. ``client_ttft``: ``n`` and ``mean`` (seconds) of its ok
+        requests, from sent.
+        """
         if interval is None:
             return None
         span = interval.start_unix_ns, interval.end_unix_ns
@@ -81,7 +85,7 @@ class ServerMetrics:
             "prefix_cache_hit_rate": self._ratio("prefix_cache_hits_total", "prefix_cache_queries_total", span),
             "preemptions": self._gain("preemptions_total", span),
             "requests_finished": self._by_label(_REQUESTS, span),
-            "ttft_s": self._ttft_json(span, client_ttft_mean_s),
+            "ttft_s": self._ttft_json(span, client_ttft),
             **{f"{name}_mean_s": self._mean(name, span) for name in ("decode", "itl", "e2e")},
         }
 
@@ -122,18 +126,22 @@ class ServerMetrics:
     def _mean(self, name: str, span: tuple[int, int]) -> float | None:
         return self._ratio(f"{name}_seconds_sum", f"{name}_seconds_count", span)
 
-    def _ttft_json(self, span: tuple[int, int], client_mean_s: float | None) -> dict[str, float | None]:
+    def _ttft_json(self, span: tuple[int, int], client: Mapping[str, Any]) -> dict[str, float | None]:
         """Means, and where the time went. Each is the mean over the requests that the server counted in the stage: the
-        time to the first token when that was made, queue and prefill when the request ended.
+        time to the first token when that was made, queue and prefill when the request ended. Where the clients counted
+        much fewer or more, a queue grew or shrank: the two means are then of different requests, and no difference of
+        theirs is the network's.
         """
+        number = self._gain("ttft_seconds_count", span)
+        same = number is not None and abs(number - client["n"]) <= SAME_REQUESTS * client["n"]
         mean, queue, prefill = (self._mean(name, span) for name in ("ttft", "queue", "prefill"))
         return {
-            "n": self._gain("ttft_seconds_count", span),
+            "n": number,
             "mean": mean,
             "queue": queue,
             "prefill": prefill,
             "front_end": None if mean is None or queue is None or prefill is None else mean - queue - prefill,
-            "network": None if mean is None or client_mean_s is None else client_mean_s - mean,
+            "network": client["mean"] - mean if same and mean is not None and client["mean"] is not None else None,
         }
 
 

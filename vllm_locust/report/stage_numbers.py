@@ -53,7 +53,7 @@ def stage_numbers(
         "tpot_reads_low": _tpot_reads_low(samples),
         **blocks,
         "gpu": gpus.numbers(interval, rates["output_tokens_per_s"]),
-        "server": servers.numbers(interval, blocks["ttft_s"]["mean"]),
+        "server": servers.numbers(interval, blocks["ttft_s"]),
         **_state_json(times.steady_state(stage, planned)),
     }
 
