@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.report.rows import MIXED, SCHEMA, batch, health, health_row, interval, request, run
+from tests.report.rows import MIXED, SCHEMA, SECOND, batch, health, health_row, interval, request, run
 from vllm_locust.report import columns
 from vllm_locust.report.columns import read_batches
 from vllm_locust.report.html import render_html
@@ -375,6 +375,13 @@ def test_health_of_the_window() -> None:
     assert first["cpu_fraction_mean"] == pytest.approx(0.4)
     assert first["run_delay_share"] == pytest.approx(0.001)
     assert numbers(second, "samples", "run_delay_share", "receive_lag_p99_s", "rss_bytes_max") == [1, None, None, 5]
+
+
+def test_a_worker_that_is_held_up_waits_for_a_share_of_the_time_and_not_of_its_samples() -> None:
+    """Each of its samples comes after six seconds, of which it had no core for three."""
+    rows = [health_row(11 + 6 * i, run_delay_ns=3 * SECOND) for i in range(2)]
+    (worker,) = summarize(run(), [batch(MIXED)], workers=[health(rows)])["health"]["workers"]
+    assert worker["run_delay_share"] == pytest.approx(6 / 7)
 
 
 def test_lengths_are_compared_with_the_source() -> None:

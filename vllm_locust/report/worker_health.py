@@ -17,6 +17,7 @@ from vllm_locust.statistics import percentile
 _P95: Final = Fraction(19, 20)
 _P99: Final = Fraction(99, 100)
 _SECOND_NS: Final = 1_000_000_000
+_AT: Final = "after_window_start_ns"
 _COLUMNS: Final = (
     "in_flight",
     "cpu_fraction",
@@ -91,7 +92,8 @@ def _read(source: Source, window: Interval | None) -> _Series:
         for owner in np.unique(owners[inside]).tolist():
             worker_id, _, host = owner.partition("\0")
             mine = inside & (owners == owner)
-            series = parts.setdefault((worker_id, host), {name: [] for name in _COLUMNS})
+            series = parts.setdefault((worker_id, host), {name: [] for name in (_AT, *_COLUMNS)})
+            series[_AT].append((times[mine] - (0 if window is None else window.start_unix_ns)).astype(np.float64))
             for name in _COLUMNS:
                 series[name].append(columns.floats(name)[mine])
     return {owner: {name: np.concatenate(chunks) for name, chunks in series.items()} for owner, series in parts.items()}
@@ -120,9 +122,16 @@ def _worst(series: _Series, name: str, q: Fraction) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
+def _run_delay_share(delay_ns: Floats, at_ns: Floats) -> float | None:
+    """Of the time from one sample to the next: that of a worker which was held up speaks of more than a second."""
+    known = ~np.isnan(delay_ns)
+    if not known.any():
+        return None
+    return min(1.0, float(delay_ns[known].sum() / (np.ptp(at_ns[known]) + _SECOND_NS)))
+
+
 def _summarize(worker_id: str, host: str, columns: dict[str, Floats]) -> dict[str, Any]:
     samples = len(columns["cpu_fraction"])
-    delay = _known(columns["run_delay_ns"])
     return {
         "worker_id": worker_id,
         "host": host,
@@ -130,7 +139,7 @@ def _summarize(worker_id: str, host: str, columns: dict[str, Floats]) -> dict[st
         "in_flight_max": _whole(_maximum(columns["in_flight"])),
         "cpu_fraction_mean": float(columns["cpu_fraction"].mean()),
         "cpu_fraction_p95": _quantile(columns["cpu_fraction"], _P95),
-        "run_delay_share": float(delay.sum()) / (len(delay) * _SECOND_NS) if len(delay) else None,
+        "run_delay_share": _run_delay_share(columns["run_delay_ns"], columns[_AT]),
         "loop_lag_p99_s": seconds(_quantile(columns["loop_lag_ns"], _P99)),
         "loop_lag_max_s": seconds(_maximum(columns["loop_lag_ns"])),
         "receive_lag_p99_s": seconds(_quantile(columns["receive_lag_p99_ns"], _P95)),
