@@ -291,6 +291,13 @@ STATUSES = {
 
 TIMEOUTS = {
     "no_answer": Case((1.0, End.CLOSE), failed("timeout_first_token", "0.3 s", http_status=None), NO_TOKEN),
+    "silent_for_longer_than_idle_before_its_first_token": Case((0.7, *chunked(*ABC)), timeouts=IDLE),
+    "headers_and_then_silent_for_longer_than_idle": Case(
+        (CHUNKED, chunk(ROLE), 0.7, *(chunk(event) for event in ABC[1:]), LAST_CHUNK), timeouts=IDLE
+    ),
+    "late_and_then_idle": Case(
+        (0.7, CHUNKED, *map(chunk, (ROLE, A, B)), 1.0, End.CLOSE), partly("timeout_idle", "no byte for 0.3 s"), IDLE
+    ),
     "no_token": Case((CHUNKED, chunk(ROLE), 1.0, End.CLOSE), failed("timeout_first_token", "0.3 s"), NO_TOKEN),
     "only_comments": Case(
         (CHUNKED, *(step for _ in range(10) for step in (chunk(b": keep-alive\n\n"), 0.1)), End.CLOSE),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -150,6 +152,52 @@ def test_after_a_token_there_is_no_patience_to_lose(limited: Call) -> None:
     verdict = exceeded_limit(limited, 1099, sent_ns=1000, silent_ns=11, has_token=True)
     assert verdict is not None
     assert verdict[0] is Outcome.TIMEOUT_IDLE
+
+
+UNPARSED = """
+import ssl
+
+import gevent
+
+from tests.load.test_patience import SECOND, limitless_call
+from vllm_locust import clock
+from vllm_locust.load.connection import Connection
+from vllm_locust.load.kernel import KernelTransport, _Stream
+from vllm_locust.load.receiver import raw_socket
+
+now_ns = clock.monotonic_ns()
+stream = _Stream(limitless_call(SECOND), Connection(raw_socket(), None, stamps=False, proxy_headers=None))
+stream.exchange.sent_ns = now_ns - 2 * SECOND
+stream.inbox.reads = [(b"", now_ns, now_ns, True, 0)]
+transport = KernelTransport(ssl.create_default_context())
+transport._running[0] = stream
+transport._note_limit(0, stream, now_ns)
+gevent.sleep(0.2)
+print("turns", stream.finished.is_set())
+stream.inbox.reads = []
+gevent.sleep(0.2)
+print(stream.exchange.outcome.value)
+"""
+
+
+def limitless_call(patience_ns: int) -> Call:
+    return Call(
+        target=Target.parse("http://h"),
+        path="/",
+        payload={},
+        headers=(),
+        streamed=True,
+        timeouts=Timeouts(None, None, None, None),
+        patience_ns=patience_ns,
+    )
+
+
+def test_a_limit_that_passes_while_bytes_wait_for_the_parser_stops_no_worker() -> None:
+    """They may hold the first token, so the call goes on until they are parsed. In a process of its own: gevent
+    patches it.
+    """
+    run = subprocess.run([sys.executable, "-c", UNPARSED], capture_output=True, text=True, timeout=30, check=False)
+    assert run.stdout.split() == ["turns", "False", "abandoned"], run.stderr
 
 
 # Draws

@@ -142,9 +142,11 @@ class _Stream:
         """Until when no limit can be reached, whatever happens; None where the call has none."""
         call = self.call
         sent_ns = now_ns if self.exchange.sent_ns is None else self.exchange.sent_ns
-        limits_ns = [tokenless_until_ns(call, sent_ns)] if not self.exchange.completion.chunk_ns else []
+        has_token = bool(self.exchange.completion.chunk_ns)
+        limits_ns = [] if has_token else [tokenless_until_ns(call, sent_ns)]
         if call.timeouts.idle_ns is not None:
-            last_ns = max(self.last_byte_ns, sent_ns)
+            # Before the first token, which may come right now, silence is no idleness.
+            last_ns = self.last_byte_ns if has_token else now_ns
             limits_ns.append((self.inbox.reads[-1][1] if self.inbox.reads else last_ns) + call.timeouts.idle_ns)
         limits_ns.append(total_until_ns(call, sent_ns))
         return min((limit_ns for limit_ns in limits_ns if limit_ns is not None), default=None)
@@ -256,7 +258,8 @@ class KernelTransport:
     def _note_limit(self, number: int, stream: _Stream, now_ns: int) -> None:
         until_ns = stream.calm_until_ns(now_ns)
         if until_ns is not None:
-            heappush(self._limits, (until_ns, number))
+            # A limit may be past and not exceeded, when what has arrived is not parsed: then look again next time.
+            heappush(self._limits, (max(until_ns, now_ns), number))
 
     def _watch(self) -> None:
         rounds = 0
