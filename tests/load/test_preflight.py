@@ -41,14 +41,16 @@ def test_another_protocol_is_a_refusal() -> None:
         ask(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
 
 
-def reset(answer: Step) -> None:
+def reset(answer: Step) -> list[str]:
+    """The first lines of the requests that it took."""
     with serving({"POST": (answer,)}) as server:
         target = Target.parse(f"http://127.0.0.1:{server.listener.getsockname()[1]}")
         reset_prefix_cache(RunConfig(targets=(target,)), None)
+        return [request.head.split(b"\r\n")[0].decode() for request in server.requests]
 
 
 def test_the_prefix_cache_is_reset() -> None:
-    reset(whole(b""))
+    assert reset(whole(b"")) == ["POST /reset_prefix_cache HTTP/1.1"]
 
 
 def test_a_server_that_cannot_reset_its_prefix_cache_is_named_with_the_fix() -> None:
