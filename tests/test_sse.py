@@ -182,3 +182,16 @@ def test_a_large_event_is_not_copied_on_every_read() -> None:
     assert len(decoder._parts) == len(pieces)
     assert decoder.feed(b"\n\n") == [Event(b"x" * 300_000, b"message")]
     assert decoder._parts == []
+
+
+def test_what_an_event_without_an_end_takes_is_known() -> None:
+    decoder = EventDecoder()
+    decoder.feed(b"data: a\n\n")
+    assert decoder.held_bytes == 0
+    for _ in range(5):
+        assert decoder.feed(b"data: " + b"x" * 94) == []
+    assert decoder.held_bytes == 500
+    decoder.feed(b"\n\n")
+    assert decoder.held_bytes == 0
+    decoder.feed(b": comment\n" * 10 + b"\n")
+    assert decoder.held_bytes == 0

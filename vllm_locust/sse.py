@@ -27,10 +27,12 @@ class EventDecoder:
     an event of type ``error`` here; the specification would drop it, and the stream would look truncated.
     """
 
-    __slots__ = ("_after_cr", "_data", "_in_event", "_parts", "_started", "_type", "comments")
+    __slots__ = ("_after_cr", "_data", "_in_event", "_parts", "_started", "_type", "comments", "held_bytes")
 
     def __init__(self) -> None:
         self.comments = 0
+        self.held_bytes = 0
+        """Fed since the last event ended: what an event without an end takes."""
         self._parts: list[bytes] = []
         """Pieces of the line that has not ended yet. A list, since growing one bytes object would cost the square."""
         self._data: list[bytes] = []
@@ -64,6 +66,7 @@ class EventDecoder:
         return self._feed_any(data)
 
     def _feed_any(self, data: bytes) -> list[Event]:
+        self.held_bytes += len(data)
         if not self._started:
             data = self._strip_bom(data)
         if self._after_cr and data:
@@ -119,6 +122,7 @@ class EventDecoder:
             self._type = b"error"
 
     def _on_blank_line(self, events: list[Event]) -> None:
+        self.held_bytes = 0
         if self._data:
             events.append(Event(b"\n".join(self._data), self._type or _MESSAGE))
             self._data = []

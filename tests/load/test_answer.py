@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,69 @@ def test_bytes_after_the_end_make_the_connection_unusable() -> None:
     answer, _ = answered([head + body + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"])
     assert answer.complete
     assert not answer.reusable
+
+
+@pytest.mark.parametrize("kind", [b"text/event-stream", b"application/json"])
+def test_an_answer_without_an_end_is_no_answer(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_locust.load.answer.MAX_EVENT_BYTES", 1000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind
+    pieces = [head, *(frame(b"data: " + b"x" * 94) for _ in range(10))]
+    answer, _ = answered(pieces)
+    assert not answer.complete
+    answer.feed(read_of(frame(b"x"), 99_000))
+    assert answer.complete
+    assert not answer.reusable
+    assert answer.exchange.outcome is Outcome.BAD_RESPONSE
+    assert answer.exchange.error == "an event or a body of more than 64 MiB"
+
+
+@pytest.mark.parametrize("transport", ["sse", "openai"])
+def test_other_transports_bound_an_event_too(transport: str) -> None:
+    """They share ``Attempt``: how many bytes have come since the last event."""
+    script = f"""
+from gevent import monkey
+monkey.patch_all()
+import socket, gevent
+from vllm_locust.load import attempt, transport
+attempt.MAX_EVENT_BYTES = 100_000
+from tests.load import drive
+server = socket.create_server(("127.0.0.1", 0))
+
+def serve():
+    sock, _ = server.accept()
+    sock.recv(65536)
+    sock.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-type: text/event-stream\\r\\n\\r\\ndata: ")
+    try:
+        while True:
+            sock.sendall(b"x" * 10_000)
+            gevent.sleep(0.001)
+    except OSError:
+        pass
+
+gevent.spawn(serve)
+url = f"http://127.0.0.1:{{server.getsockname()[1]}}"
+call = {{"name": "a", "url": url, "streamed": True}}
+plan = {{"transport": {transport!r}, "tls": {{}}, "proxy": None, "rounds": [[[call]]]}}
+for facts in drive._carry_out(plan):
+    print(facts["outcome"], "|", facts["error"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "bad_response | an event or a body of more than 64 MiB\n", done.stderr
+
+
+def test_bytes_after_the_end_in_one_go_with_it_do_not_leave_the_user_waiting() -> None:
+    script = """
+from gevent import monkey
+monkey.patch_all()
+import socket
+from types import SimpleNamespace
+from vllm_locust.load.kernel import _Stream
+
+near, _ = socket.socketpair()
+stream = _Stream(SimpleNamespace(streamed=True), SimpleNamespace(sock=near, stamps=True, tls=None))
+whole = b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}"
+stream.consume([(whole, 5, 1, True, 0), (b"more", 6, 5, True, 0)])
+print(stream.finished.is_set(), stream.answer.reusable)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True False\n", done.stderr

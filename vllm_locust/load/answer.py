@@ -13,12 +13,10 @@ import httptools
 from vllm_locust.chunk_template import unquoted
 from vllm_locust.completion import MOST_ALIKE, CompletionReader
 from vllm_locust.load.receiver import Read
-from vllm_locust.load.transport import ERROR_BODY_BYTES, Exchange
+from vllm_locust.load.transport import ERROR_BODY_BYTES, MAX_EVENT_BYTES, TOO_LONG, Exchange
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import error_text, is_event_stream
 from vllm_locust.sse import EventDecoder
-
-JSON_BODY_BYTES = 64 * 1024 * 1024
 
 
 class HttpAnswer:
@@ -200,8 +198,12 @@ class HttpAnswer:
         if self._decoder is not None:
             self._take_events(body, read)
             return
-        limit = JSON_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
-        self._collected += body[: max(0, limit - len(self._collected))]
+        if status != 200:
+            self._collected += body[: max(0, ERROR_BODY_BYTES - len(self._collected))]
+            return
+        self._collected += body
+        if len(self._collected) > MAX_EVENT_BYTES:
+            self._end(Outcome.BAD_RESPONSE, TOO_LONG)
 
     def _is_event_stream(self) -> bool:
         return is_event_stream(_text(self._headers.get(b"content-type")))
@@ -210,6 +212,9 @@ class HttpAnswer:
         decoder = self._decoder
         assert decoder is not None
         events = decoder.feed(body)
+        if decoder.held_bytes > MAX_EVENT_BYTES:
+            self._end(Outcome.BAD_RESPONSE, TOO_LONG)
+            return
         _, stamp_ns, floor_ns, _, _ = read
         if len(events) == 1 and not decoder.pending:
             self._completion.on_event(events[0], stamp_ns)

@@ -15,6 +15,8 @@ from vllm_locust import clock
 from vllm_locust.completion import CompletionReader
 from vllm_locust.load.transport import (
     ERROR_BODY_BYTES,
+    MAX_EVENT_BYTES,
+    TOO_LONG,
     WATCH_INTERVAL_S,
     Call,
     CutShort,
@@ -43,6 +45,8 @@ class Attempt:
         self._last_byte_ns: int | None = None
         self._read_began_ns = 0
         self._reads = 0
+        self._held_bytes = 0
+        """Since the last event."""
         self._last_chunk: tuple[int, int] | None = None
         """The read and the index of the token-bearing chunk that the previous event added."""
 
@@ -67,8 +71,11 @@ class Attempt:
     def reading(self) -> None:
         self._read_began_ns = clock.monotonic_ns()
 
-    def read(self) -> int:
-        """A read returned bytes. Returns its stamp."""
+    def read(self, size: int) -> int:
+        """A read returned so many bytes. Returns its stamp. Ends the call where they are too many for one event."""
+        self._held_bytes += size
+        if self._held_bytes > MAX_EVENT_BYTES:
+            raise CutShort(Outcome.BAD_RESPONSE, TOO_LONG)
         self._reads += 1
         self._last_byte_ns = clock.monotonic_ns()
         return self._last_byte_ns
@@ -82,6 +89,7 @@ class Attempt:
             earlier = self._last_chunk[1]
             self.completion.chunk_width_ns[earlier] = max(0, chunks[earlier] - self._read_began_ns)
         before = len(chunks)
+        self._held_bytes = 0
         deliver(item, stamp_ns)
         if len(chunks) > before:
             self._last_chunk = (self._reads, before)

@@ -80,7 +80,7 @@ class _Stream:
             data, stamp_ns, _, stamped, lag_ns = read
             if answer.complete:
                 answer.reusable = False
-                return
+                break
             if not data:
                 answer.end_of_stream(stamp_ns, self.inbox.error)
                 break

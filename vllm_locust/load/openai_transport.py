@@ -55,7 +55,7 @@ class _Body(httpx2.SyncByteStream):
         except StopIteration:
             self.exhausted = True
             raise
-        self._attempt.read()
+        self._attempt.read(len(piece))
         return piece
 
     def close(self) -> None:

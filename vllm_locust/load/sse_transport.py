@@ -57,7 +57,7 @@ class _Pieces:
         piece = self._response.read1(READ_BYTES)
         if not piece:
             raise StopIteration
-        self.stamp_ns = self._attempt.read()
+        self.stamp_ns = self._attempt.read(len(piece))
         return piece
 
 

@@ -23,6 +23,9 @@ WATCH_INTERVAL_S = 0.05
 timer per read. So both are exceeded by up to this much.
 """
 ERROR_BODY_BYTES = 65536
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+"""No event and no JSON body is larger: what goes on for longer is no answer, and must not fill the memory."""
+TOO_LONG = f"an event or a body of more than {MAX_EVENT_BYTES >> 20} MiB"
 """How much of an error's body is kept to find the server's words in it."""
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOMEM, errno.ENOBUFS})
