@@ -15,6 +15,7 @@ import pytest
 from tests.run.simulated import (
     CHAT,
     FAST,
+    Distributed,
     LocustRun,
     SimServer,
     end_of,
@@ -65,6 +66,22 @@ def test_a_signal_ends_the_run_and_keeps_its_records(tmp_path: Path, word: str, 
     assert summary["verdict"]["status"] != "valid"
     assert "stopped_early" in [reason["code"] for reason in summary["verdict"]["reasons"]]
     assert summary["stages"][0]["requests"]["ok"] > 0
+
+
+def test_a_master_whose_workers_are_all_lost_merges_and_ends(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        load = ("-u", "8", "-r", "8", "-t", "60s", "--warmup-requests", "0", "--max-tokens", "20", "--force-length")
+        test = Distributed(tmp_path, server.url, 2, *load, "--drain-timeout", "1s", locustfile=CHAT)
+        wait_for_text(server.truth_log, 250)
+        for worker in test.workers:
+            os.killpg(worker.pid, signal.SIGKILL)
+        run = test.end()
+    assert "The last worker went missing" in run.output
+    assert run.exit_code == 1, run.output
+    assert all((run.run_dir / name).exists() for name in FILES)
+    described = run.json("run.json")
+    assert sorted(described["workers"]["missing"]) == sorted(described["workers"]["ids"])
+    assert {"workers_missing", "stopped_early"} <= {reason["code"] for reason in run.summary["verdict"]["reasons"]}
 
 
 def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -> None:

@@ -325,7 +325,12 @@ class _MasterProcess:
             self._controller = None
 
     def _stop(self, *args: Any, **kwargs: Any) -> None:
-        self._then(lambda: self._locust_stop(*args, **kwargs))
+        if self._headless and self._controller is not None:
+            # Locust's master only stops a test whose last worker went missing, and without a web UI nobody would ever
+            # end it.
+            self._quit()
+        else:
+            self._then(lambda: self._locust_stop(*args, **kwargs))
 
     def _quit(self) -> None:
         self._then(self._locust_quit)
