@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from vllm_locust.capacity import CapacitySettings
+from vllm_locust.capacity import CapacitySettings, Status
 from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences, search_of
 from vllm_locust.load_profile import Quantity
 from vllm_locust.probe import ProbeResult, SloCount
@@ -47,10 +48,16 @@ def test_anything_else_is_refused(content: object) -> None:
 def test_a_probe_that_does_not_count_has_cost_its_time_all_the_same() -> None:
     search = search_of(SETTINGS, [probe(8, 0), probe(16, 90, left_out="the generator was late")])
     assert [one.load for one in search.probes] == [8]
-    assert (search.settings.max_probes, search.settings.budget_s) == (4, 250)
+    assert search.settings is SETTINGS, "what was asked for is what is told"
     following = search.next_probe()
     assert following is not None
     assert following.load == 16, "it is tried again"
+    lost = [probe(16, 90, left_out="the generator was late")]
+    over = search_of(SETTINGS, [probe(8, 0), *lost * 4]).result()
+    assert over.why == "All 5 probes were used up. Every probe up to 8 met the SLOs."
+    nothing = search_of(replace(SETTINGS, budget_s=150), lost * 3).result()
+    assert nothing.status is Status.UNKNOWN
+    assert nothing.why == "The budget of 150 s was used up. None of the 3 probes that were made counts."
 
 
 def test_what_is_different_is_named() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from vllm_locust.capacity import CapacitySearch, CapacitySettings
@@ -85,13 +85,11 @@ class SearchRecord:
 
 def search_of(settings: CapacitySettings, probes: Sequence[RecordedProbe]) -> CapacitySearch:
     """The search with the probes that count; the others have cost it a probe and their time."""
-    lost = [probe.result.elapsed_s for probe in probes if probe.left_out is not None]
-    left = replace(
+    return CapacitySearch(
         settings,
-        max_probes=max(1, settings.max_probes - len(lost)),
-        budget_s=max(1.0, settings.budget_s - sum(lost)),
+        [probe.result for probe in probes if probe.left_out is None],
+        lost_s=[probe.result.elapsed_s for probe in probes if probe.left_out is not None],
     )
-    return CapacitySearch(left, [probe.result for probe in probes if probe.left_out is None])
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
