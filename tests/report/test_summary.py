@@ -333,8 +333,8 @@ def test_all_failed_is_beyond_everywhere() -> None:
 
 def test_coordinated_omission_is_shown() -> None:
     """Service 0.5 s, 10 requests/s, one slot: each request waits 0.4 s longer than the one before."""
-    rows = [request(10 + 0.5 * i, [0.5], [1], scheduled=10 + 0.1 * i) for i in range(20)]
-    summary = summarize({**run(), "slots": 1}, [batch(rows)], workers=[health([health_row(12, in_flight=1)])])
+    rows = [request(10 + 0.5 * i, [0.5], [1], scheduled=10 + 0.1 * i, slot_wait=0.4 * i) for i in range(20)]
+    summary = summarize(run(), [batch(rows)], workers=[health([health_row(12, in_flight=1)])])
     stage = summary["stages"][0]
     assert numbers(stage["ttft_s"], "p50", "max") == [0.5, 0.5]
     assert stage["schedule_lag_s"]["max"] == pytest.approx(19 * 0.4)

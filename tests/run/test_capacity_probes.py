@@ -88,7 +88,7 @@ class World:
         if told:
             aggregate.histograms["ttft"].record(3 * NS if slow else NS // 10, told)
             aggregate.histograms["e2e"].record(4 * NS if slow else round(SERVICE_S * NS), told)
-            aggregate.histograms["schedule_lag"].record(self.lag_ns, told)
+            aggregate.histograms["generator_lag"].record(self.lag_ns, told)
         return aggregate
 
     def reset(self) -> None:

@@ -40,6 +40,8 @@ def test_every_request_waits_as_long_as_arithmetic_says(run: LocustRun, rows: li
     for number, row in enumerate(rows):
         assert row["scheduled_unix_ns"] == t0_unix_ns + GAP_NS * number
         assert row["ttft_ns"] >= SERVICE_NS
+        assert row["schedule_lag_ns"] >= row["slot_wait_ns"] >= 0
+        assert row["schedule_lag_ns"] - row["slot_wait_ns"] < 200_000_000, "what is left is the generator's own"
         assert row["schedule_lag_ns"] >= (SERVICE_NS - GAP_NS) * number, "the server answers one after the other"
     for row, later in pairwise(rows):
         # It is sent when the one before has ended, and that was sent at its own lag after it was due.

@@ -24,6 +24,7 @@ class Ended:
     outcome: Outcome = Outcome.OK
     e2e_ns: int | None = 2_000 * MS
     schedule_lag_ns: int | None = 0
+    slot_wait_ns: int | None = 0
     receive_lag_max_ns: int | None = None
     chunk_ns: list[int] = field(default_factory=list)
     chunk_tokens: list[int] | None = None
@@ -110,6 +111,8 @@ def test_a_generator_that_was_late_is_no_server_that_was_slow() -> None:
     fault = live.generator_fault(stage, None, 0)
     assert fault is not None
     assert "after they were due; add workers" in fault
+    stage = RunAggregate()
+    observe(stage, Ended(500 * MS, schedule_lag_ns=150 * MS, slot_wait_ns=149 * MS))
     stage.waiting_arrivals = 1
     live.look(2.0, stage, stage, None, in_window=True)
     assert live.generator_fault(stage, None, 1) is None, "every slot was busy, which is the server's doing"

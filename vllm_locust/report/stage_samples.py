@@ -17,6 +17,7 @@ from vllm_locust.statistics import PERCENTILES, few_samples, nearest_rank, perce
 
 PER_REQUEST: Final = tuple(m.name for m in DISTRIBUTIONS if m.per is Per.REQUEST)
 POOLED: Final = tuple(m.name for m in DISTRIBUTIONS if m.per is not Per.REQUEST)
+_TIMES: Final = (*PER_REQUEST, "slot_wait")
 _NOT_STREAMED: Final = ("e2e", "done")
 """Latencies that an answer in one piece has as well."""
 _KEPT_COUNTS: Final = ("prompt_tokens", "output_tokens", "prompt_tokens_planned")
@@ -102,7 +103,7 @@ class StageSamples:
         self._sent.append(columns.ints("sent_unix_ns")[mine])
         outcomes = columns.texts("outcome")
         self.outcomes.update(str(outcomes[row]) for row in np.flatnonzero(mine))
-        values = {name: columns.metric_ns(name) for name in PER_REQUEST}
+        values = {name: columns.metric_ns(name) for name in _TIMES}
         good, decided = judge_requests(slos, columns.ok, columns.slo_values_ns())
         flags = (columns.ok, columns.flags("streamed"), good, decided, columns.known("scheduled_unix_ns"))
         for name, flag in zip(_FLAGS, flags, strict=True):
@@ -125,7 +126,7 @@ class StageSamples:
     def settle(self) -> None:
         if not self._sent:
             self.flags = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
-            self.floats = {name: np.empty(0) for name in (*PER_REQUEST, *_KEPT_COUNTS, *_OF_CHUNKS)}
+            self.floats = {name: np.empty(0) for name in (*_TIMES, *_KEPT_COUNTS, *_OF_CHUNKS)}
             return
         sent = np.concatenate(self._sent)
         order = np.argsort(sent, kind="stable")
@@ -151,6 +152,16 @@ class StageSamples:
     @property
     def attempted(self) -> int:
         return len(self.sent_unix_ns)
+
+    @property
+    def generator_lag_p99_ns(self) -> float | None:
+        """By how much requests were sent late although a slot was free for them."""
+        return _p99(self.floats["schedule_lag"] - self.floats["slot_wait"])
+
+    @property
+    def slot_wait_p99_ns(self) -> float | None:
+        """Of all arrivals on record, also those that were never sent."""
+        return _p99(self.floats["slot_wait"])
 
     def values(self, metric: str) -> Floats:
         """In the order of sending; of ok requests only, unless the metric is measured on all."""
@@ -212,3 +223,8 @@ class StageSamples:
                     lowest_ns=percentile(low, q),
                     highest_ns=percentile(high, q),
                 )
+
+
+def _p99(values: Floats) -> float | None:
+    known = np.sort(values[~np.isnan(values)])
+    return percentile(known, PERCENTILES["p99"]) if len(known) else None

@@ -41,7 +41,6 @@ class LiveProbe:
     def __init__(self, load: float, slos: Sequence[Slo], *, open_loop: bool) -> None:
         self.load = load
         self.overload: str | None = None
-        self._slots_were_full = False
         self._slos = [slo for slo in slos if slo.kind is SloKind.STAGE]
         self._detector = Overload() if open_loop else None
         self._looks: list[_Look] = []
@@ -52,7 +51,6 @@ class LiveProbe:
     ) -> None:
         """``stage`` has the probe's requests, ``everything`` all; ``waiting`` are those that wait on the server."""
         self._counts.append([_count(slo, stage) for slo in self._slos])
-        self._slots_were_full |= everything.waiting_arrivals > 0
         if not in_window:
             return
         in_flight = everything.in_flight + everything.waiting_arrivals
@@ -80,8 +78,8 @@ class LiveProbe:
         known = sum(stage.finished.values()) + stage.in_flight + stage.dropped_arrivals + waiting
         if due is not None and known < due:
             return f"{due - known} of its arrivals are lost: a worker has gone"
-        lag_ns = stage.histograms["schedule_lag"].quantile(PERCENTILES["p99"])
-        if lag_ns is None or lag_ns <= THRESHOLDS.schedule_lag_p99_ns[1] or self._slots_were_full:
+        lag_ns = stage.histograms["generator_lag"].quantile(PERCENTILES["p99"])
+        if lag_ns is None or lag_ns <= THRESHOLDS.schedule_lag_p99_ns[1]:
             return None
         return f"its requests were sent up to {time_text(lag_ns)} (p99) after they were due; add workers"
 
