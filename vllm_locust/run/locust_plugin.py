@@ -20,7 +20,7 @@ from locust.runners import LocalRunner, Runner, WorkerRunner
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.capacity_record import RecordedProbe
 from vllm_locust.config import RunConfig
-from vllm_locust.errors import StoreError, UsageError, VllmLocustError
+from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
 from vllm_locust.load.open_loop import kind_problems
 from vllm_locust.load.preflight import ask_server, reset_prefix_cache
 from vllm_locust.load.users import POST
@@ -81,6 +81,9 @@ def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:
             _MasterProcess(environment, runner, secrets, options, headless=web_ui is None)
     except VllmLocustError as error:
         _exit_with(error)
+    except KeyboardInterrupt:
+        # The server is asked and the workload loaded before Locust has a handler for it.
+        _exit_with(RunFailed("interrupted before the run began; no load was sent"))
 
 
 _events: Any = events
