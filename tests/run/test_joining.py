@@ -184,7 +184,7 @@ def test_a_worker_that_gets_ready_when_the_run_is_over_is_told_so(tmp_path: Path
         load = SlowlyPrepared(tmp_path, server.url, "8s")
         load.add_worker(0, OPENAI_API_KEY="key")
         wait_for_text(server.truth_log, 50)
-        load.add_worker(12, OPENAI_API_KEY="key")
+        load.add_worker(9, OPENAI_API_KEY="key")
         run = load.end()
     described = run.json("run.json")["workers"]
     assert "PREPARING" in run.worker_outputs[1]
