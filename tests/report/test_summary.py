@@ -97,6 +97,19 @@ def test_a_failure_is_slower_than_everything() -> None:
     assert "beyond" not in stage["ttft_s"]
 
 
+def test_a_failure_stands_for_the_samples_of_those_that_have_some() -> None:
+    """Of three ok requests two have no ITL: their chunks' tokens are not known, or there is one chunk."""
+    rows = [
+        request(11, [1, 2, 3], [1, 1, 1]),
+        request(12, [1, 2, 3]) | {"chunk_tokens": None},
+        request(13, [1], [1]),
+        request(14, outcome="http_error"),
+    ]
+    stage = only_stage(rows)
+    assert numbers(stage["itl_adjusted_s"], "n", "failed") == [4, 2]
+    assert numbers(stage["chunk_gap_adjusted_s"], "n", "failed") == [6, 2]
+
+
 def test_what_happens_before_a_request_can_fail_is_not_adjusted() -> None:
     stage = only_stage([request(12, scheduled=11, outcome="connect_error"), request(14, [1, 2], [1, 1], scheduled=14)])
     assert numbers(stage["schedule_lag_s"], "n", "max") == [2, 1]

@@ -33,8 +33,11 @@ class BoundedGaps:
         self.touched = PooledSample()
         self.lowest = PooledSample()
         self.highest = PooledSample()
+        self.requests = 0
+        """That gave one sample or more."""
 
     def add(self, gaps: Gaps) -> None:
+        self.requests += len(np.unique(gaps.request))
         touched = (gaps.width_before_ns > 0) | (gaps.width_after_ns > 0)
         self.certain.add(gaps.gap_ns[~touched], None if gaps.tokens is None else gaps.tokens[~touched])
         if touched.any():
@@ -48,6 +51,7 @@ class BoundedGaps:
         whole = cls()
         for name in ("certain", "touched", "lowest", "highest"):
             setattr(whole, name, PooledSample.union(getattr(part, name) for part in parts))
+        whole.requests = sum(part.requests for part in parts)
         return whole
 
     @property
@@ -184,14 +188,13 @@ class StageSamples:
         return values[~np.isnan(values) & (ok | failed_counts)]
 
     def failed_gap_samples(self, metric: str) -> int:
-        """Each failed request stands for as many samples as an ok one has on average, so that its share is kept."""
+        """Each failed request stands for as many samples as an ok one that has any, on average: its share is kept."""
         ok = self.flags["ok"]
         failed = int((~ok & self.flags["streamed"]).sum())
-        samples = self.gaps[metric].n
-        with_samples = int((ok & (self.floats["chunks"] >= 2)).sum())
-        if not samples:
+        gaps = self.gaps[metric]
+        if not gaps.n:
             return 0 if ok.any() else failed
-        return -(-failed * samples // with_samples)
+        return -(-failed * gaps.n // gaps.requests)
 
     def shifts(self) -> list[Shift]:
         """How far percentiles could be off, where chunks came without stamps of their own."""
