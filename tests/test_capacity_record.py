@@ -137,7 +137,7 @@ def test_a_probe_that_does_not_count_has_cost_its_time_all_the_same() -> None:
     assert over.why == "All 5 probes were used up. Every probe up to 8 met the SLOs."
     nothing = search_of(replace(SETTINGS, budget_s=150), lost * 3).result()
     assert nothing.status is Status.UNKNOWN
-    assert nothing.why == "The budget of 150 s was used up. None of the 3 probes that were made counts."
+    assert nothing.why == "The budget of 150 s was used up. None of the 3 probes counts."
 
 
 def test_what_is_different_is_named() -> None:

@@ -163,6 +163,13 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         3,
         "decides the SLO p99(tpot)<=1s, p50(itl)<=1s: it counts as missed",
     ),
+    (
+        {"capacity_unknown": "None of the 3 probes counts."},
+        "capacity_unknown",
+        "invalid",
+        1,
+        "The search says nothing of the capacity. None of the 3 probes counts.",
+    ),
     ({"cpu_fraction_p95": 0.97}, "cpu_saturated", "degraded", 0, "Worker w1 used 97 %"),
     ({"run_delay_share": 0.5}, "run_delay", "degraded", 0, "50 % of the time"),
     ({"health_samples": 0}, "health_missing", "degraded", 0, "No worker reported"),

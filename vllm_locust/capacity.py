@@ -136,9 +136,9 @@ class CapacitySearch:
             why=why,
         )
 
-    def result(self, stopped: str = "The search was stopped before its end.") -> Capacity:
-        """Also in the midst of a search: what is known so far. ``stopped`` says why nothing follows there."""
-        status, why = self._ending() or (Status.IMPRECISE, stopped)
+    def result(self, given_up: str | None = None) -> Capacity:
+        """Also in the midst of a search: what is known so far. ``given_up`` says why it does not go on there."""
+        status, why = self._ending() or (Status.IMPRECISE, given_up or "The search was stopped before its end.")
         if status is Status.IMPRECISE and not (self._held and self._missed):
             status, why = Status.UNKNOWN, f"{why} {self._unbracketed()}"
         load, low, high = self._interval(status)
@@ -318,8 +318,9 @@ class CapacitySearch:
         if self._missed:
             return f"Every probe down to {min(self._missed):g} missed an SLO."
         if self._lost_s:
-            return f"None of the {len(self._lost_s)} probes that were made counts."
-        return "No probe was made."
+            made = len(self._lost_s)
+            return "The one probe does not count." if made == 1 else f"None of the {made} probes counts."
+        return "No probe was finished."
 
     def _interval(self, status: Status) -> tuple[float | None, float | None, float | None]:
         if status is Status.BELOW_MINIMUM:

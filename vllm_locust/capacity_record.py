@@ -60,6 +60,8 @@ class SearchRecord:
     probes: list[RecordedProbe] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What a reader of the result must know, in sentences."""
+    ended: str | None = None
+    """Why the search was given up, in a sentence."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +71,7 @@ class SearchRecord:
             "terms": dict(self.terms),
             "probes": [probe.to_json() for probe in self.probes],
             "notes": list(self.notes),
+            "ended": self.ended,
         }
 
     @classmethod
@@ -85,6 +88,7 @@ class SearchRecord:
             terms=given.mapping("terms").content,
             probes=_probes(given, "probes"),
             notes=given.texts("notes"),
+            ended=given.text_or_none("ended"),
         )
 
 

@@ -264,6 +264,13 @@ def _slo_undecided(evidence: Evidence, _: Thresholds) -> Reason | None:
     return Reason("slo_undecided", Status.DEGRADED, sentence, len(undecided))
 
 
+def _capacity_unknown(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.capacity_unknown is None:
+        return None
+    sentence = f"The search says nothing of the capacity. {evidence.capacity_unknown}"
+    return Reason("capacity_unknown", Status.INVALID, sentence, None, fails_run=True)
+
+
 def _token_sources(evidence: Evidence, _: Thresholds) -> Reason | None:
     sources = sorted(evidence.token_sources)
     if len(sources) > 1:
@@ -295,5 +302,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _telemetry_missing,
     _stopped_early,
     _slo_undecided,
+    _capacity_unknown,
     _token_sources,
 )

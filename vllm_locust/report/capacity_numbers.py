@@ -11,6 +11,7 @@ import numpy as np
 from vllm_locust.capacity import Capacity, CapacitySearch, Status
 from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
 from vllm_locust.load_profile import Quantity
+from vllm_locust.outcome import Outcome
 from vllm_locust.probe import ProbeResult, SloCount, count_slo
 from vllm_locust.reason import THRESHOLDS, percent_text, time_text
 from vllm_locust.report.run_facts import RunFacts
@@ -18,6 +19,7 @@ from vllm_locust.report.stage_samples import POOLED, StageSamples
 from vllm_locust.slo import Slo, SloKind, judge_stage
 
 Json = Mapping[str, Any]
+UNCONNECTED: Final = (Outcome.CONNECT_ERROR, Outcome.TIMEOUT_CONNECT)
 SLO_MISSED: Final = "slo_missed"
 """Key of the numbers: whether no load was found at which the SLOs are met."""
 
@@ -114,17 +116,25 @@ def _count(slo: Slo, stage: Json, samples: StageSamples, missed: int, live: Mapp
 def _fault(stage: Json, samples: StageSamples, result: ProbeResult) -> str | None:
     """Why the stage was not the load that was asked for, by the verdict's own limits for a run that is invalid."""
     delivery, lag_ns, wait_ns = stage["delivery"], samples.generator_lag_p99_ns, samples.slot_wait_p99_ns
-    if stage["requests"]["lost_arrivals"]:
-        return f"{stage['requests']['lost_arrivals']} of its arrivals are lost"
+    lost, dropped = (stage["requests"][name] for name in ("lost_arrivals", "dropped_arrivals"))
+    if lost:
+        return f"{lost} of its arrivals are lost"
+    # Once a queue was seen to grow at the server, full slots are what came of that.
+    slots_matter = result.overloaded is None
+    if dropped and slots_matter:
+        return f"every slot was busy, and {dropped} arrivals were dropped; raise -u"
     if delivery is None or lag_ns is None or wait_ns is None:
         return None
     matters_ns, invalid_ns = THRESHOLDS.schedule_lag_p99_ns
     if lag_ns > invalid_ns:
         return f"its requests were sent up to {time_text(lag_ns)} (p99) after they were due; add workers"
-    if wait_ns > invalid_ns and result.held:
+    if wait_ns > invalid_ns and slots_matter:
         return f"every slot was busy, and requests waited up to {time_text(wait_ns)} (p99) for one; raise -u"
-    full = wait_ns > matters_ns or stage["requests"]["dropped_arrivals"] > 0
+    full = wait_ns > matters_ns or dropped
     deviation = abs(delivery["sent"] - delivery["planned"])
+    if delivery["sent"] < delivery["planned"]:
+        # That the server took no connection is the server's doing.
+        deviation = max(0, deviation - sum(stage["requests"]["failed_by_outcome"].get(name, 0) for name in UNCONNECTED))
     beyond_floor = deviation > THRESHOLDS.stage_deviation_floor
     if not full and beyond_floor and deviation > THRESHOLDS.stage_deviation[1] * delivery["planned"]:
         return f"{delivery['sent']} requests were sent where {delivery['planned']} were planned"
