@@ -49,6 +49,8 @@ class World:
     waiting: int = 0
     lost: int = 0
     outcome: Outcome = Outcome.OK
+    gone_from_ns: int | None = None
+    refused: int = 0
 
     def view(self) -> RunView:
         config = RunConfig(targets=(Target.parse("http://h:1"),), slos=("p90(ttft)<=1s",))
@@ -82,7 +84,7 @@ class World:
     def merged(self) -> RunAggregate:
         load = self.stretches[-1].load.start_value if self.stretches else 0.0
         in_flight = round(self.queue + min(load, LIMIT_RPS) * SERVICE_S)
-        finished = {self.outcome: self.finished}
+        finished = {self.outcome: self.finished} | ({Outcome.CONNECT_ERROR: self.refused} if self.refused else {})
         return RunAggregate(
             sent=self.sent, finished=finished, in_flight=in_flight, waiting_arrivals=self.waiting if load else 0
         )
@@ -123,7 +125,10 @@ class World:
                 self.now_ns += NS
                 load = stretch.load.start_value
                 self.sent += round(load)
-                self.finished += round(min(load + self.queue, LIMIT_RPS))
+                if self.gone_from_ns is not None and self.now_ns > self.gone_from_ns:
+                    self.refused += round(load)
+                else:
+                    self.finished += round(min(load + self.queue, LIMIT_RPS))
                 self.queue = max(0.0, self.queue + (load - LIMIT_RPS if load else -LIMIT_RPS))
                 probes.look()
 
@@ -223,6 +228,14 @@ def test_a_server_that_is_gone_ends_the_search(world: World) -> None:
     (probe,) = kept["probes"]
     assert probe["left_out"].startswith("the server could not be reached, and ")
     assert probe["window_s"] < 15
+    assert kept["ended"] == "The search ended early: the server cannot be reached."
+
+
+def test_a_probe_does_not_end_while_the_server_may_be_gone(world: World) -> None:
+    world.gone_from_ns = START_NS + (3 + 5 + 2) * NS
+    kept = search(world, probe_s=5.0, min_requests=10, max_probes=2)
+    (probe,) = kept["probes"]
+    assert (probe["window_s"], probe["left_out"] is None) == (5.0, False)
     assert kept["ended"] == "The search ended early: the server cannot be reached."
 
 

@@ -182,9 +182,12 @@ class CapacityProbes:
         self._due = self._course.arrivals_due(span)
         while True:
             now_ns = self._view.common_unix_ns()
-            if self._answered(now_ns - end_ns) or now_ns - end_ns > self._view.config.drain_timeout_ns:
+            in_doubt = live.in_doubt and not live.unreachable
+            if (
+                self._answered(now_ns - end_ns) and not in_doubt
+            ) or now_ns - end_ns > self._view.config.drain_timeout_ns:
                 return
-            hopeless = live.is_over or (self._due is not None and live.surely_missed(self._due))
+            hopeless = live.is_over or (self._due is not None and live.surely_missed(self._due) and not in_doubt)
             yield self._stretch(0.0 if hopeless and self._open_loop else live.load, STEP_NS, None)
 
     def _answered(self, since_end_ns: int) -> bool:

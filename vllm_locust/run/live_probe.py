@@ -47,6 +47,8 @@ class LiveProbe:
         self.slots_full = False
         """Whether there was an arrival without a free slot before the server was seen to be overloaded."""
         self.unreachable = False
+        self.in_doubt = False
+        """Whether the last requests got no connection, which a little more time explains."""
         self._slos = [slo for slo in slos if slo.kind is SloKind.STAGE]
         self._detector = Overload() if open_loop else None
         self._looks: list[_Look] = []
@@ -83,7 +85,8 @@ class LiveProbe:
         if self._connected is None or connected > self._connected[1]:
             self._connected = at_s, connected, refused
         since_s, _, refused_then = self._connected
-        if at_s - since_s >= UNREACHABLE_S and refused - refused_then >= UNREACHABLE_REQUESTS:
+        self.in_doubt = refused - refused_then >= UNREACHABLE_REQUESTS
+        if self.in_doubt and at_s - since_s >= UNREACHABLE_S:
             self.unreachable = True
 
     def surely_missed(self, requests: int) -> bool:
