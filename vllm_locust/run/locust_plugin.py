@@ -149,16 +149,17 @@ class _MasterProcess:
         self._present: set[str] = set()
         self._earlier: tuple[RecordedProbe, ...] = ()
         """Probes of the search that is gone on with."""
+        # Before the check, which takes a while: workers may connect and announce themselves meanwhile.
+        self._messenger.on(PRESENT, self._on_present)
+        self._messenger.on(READY, self._to_controller("on_ready"))
+        self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
+        self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
         self._checked = self._check() if headless else None
         self._spawn_order = SpawnOrder()
         environment.dispatcher_class = functools.partial(OrderedDispatcher, self._spawn_order)
         self._set_default_users(environment.parsed_options)
         if isinstance(runner, LocalRunner):
             WorkerSide(self._messenger, secrets, None)
-        self._messenger.on(PRESENT, self._on_present)
-        self._messenger.on(READY, self._to_controller("on_ready"))
-        self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
-        self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
         self._locust_stop, self._locust_quit = runner.stop, runner.quit
         runner.stop = self._stop
         runner.quit = self._quit
