@@ -91,8 +91,10 @@ import gevent
 
 from vllm_locust import ChatUser
 from vllm_locust.load import limits
+from vllm_locust.run import workers
 from locust import task
 
+workers.READY_AT_THE_END_S = 30.0
 problems = limits.problems
 
 
@@ -184,7 +186,7 @@ def test_a_worker_that_gets_ready_when_the_run_is_over_is_told_so(tmp_path: Path
         load = SlowlyPrepared(tmp_path, server.url, "8s")
         load.add_worker(0, OPENAI_API_KEY="key")
         wait_for_text(server.truth_log, 50)
-        load.add_worker(9, OPENAI_API_KEY="key")
+        load.add_worker(12, OPENAI_API_KEY="key")
         run = load.end()
     described = run.json("run.json")["workers"]
     assert "PREPARING" in run.worker_outputs[1]
