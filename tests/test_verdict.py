@@ -293,10 +293,11 @@ def test_the_worst_shift_is_the_one_told() -> None:
     assert reason.value == 0.5
 
 
-def test_what_fails_the_run_comes_first_then_what_makes_it_invalid() -> None:
+def test_what_makes_it_invalid_comes_first_then_what_fails_the_run() -> None:
+    """The first line of a report shows the status and the first reason: the one must explain the other."""
     evidence = Evidence(**{**CLEAN, "cpu_fraction_p95": 1.0, "generator_lag_p99_ns": 1e9, "failed": 500})
     verdict = judge(evidence)
-    assert [reason.code for reason in verdict.reasons] == ["too_many_failures", "schedule_lag", "cpu_saturated"]
+    assert [reason.code for reason in verdict.reasons] == ["schedule_lag", "too_many_failures", "cpu_saturated"]
     assert verdict.status is Status.INVALID
     assert exit_code(verdict, slo_missed=True) == 1
 

@@ -32,7 +32,7 @@ class Verdict:
 def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
     """The worst severity of all reasons, the worst first."""
     found = [reason for rule in RULES if (reason := rule(evidence, thresholds)) is not None]
-    reasons = tuple(sorted(found, key=lambda r: (not r.fails_run, r.severity is not Status.INVALID)))
+    reasons = tuple(sorted(found, key=lambda r: (r.severity is not Status.INVALID, not r.fails_run)))
     if any(reason.severity is Status.INVALID for reason in reasons):
         return Verdict(Status.INVALID, reasons)
     return Verdict(Status.DEGRADED if reasons else Status.VALID, reasons)
