@@ -17,6 +17,7 @@ import pytest
 from tests.run.simulated import (
     CHAT,
     OPEN_LOOP,
+    Distributed,
     LocustRun,
     SimServer,
     end_of,
@@ -195,6 +196,21 @@ def test_a_server_that_is_killed_ends_the_search(tmp_path: Path, server: SimServ
         "The search ended early: the server cannot be reached. Every probe up to 8 met the SLOs."
     )
     assert "too_many_failures" in {reason["code"] for reason in run.summary["verdict"]["reasons"]}
+    assert run.exit_code == 1, run.output
+
+
+def test_a_worker_that_is_killed_steers_nothing(tmp_path: Path, server: SimServer) -> None:
+    flags = ("--capacity", "rate", "--slo", SLO, "--start-load", "8", "--budget", "90s", "--max-probes", "2", *LOAD)
+    search = Distributed(tmp_path, server.url, 2, *flags)
+    wait_for_probes(tmp_path / "run" / "capacity.json", 1, search.master)
+    time.sleep(5)
+    search.workers[1].kill()
+    run = search.end()
+    held, lost = run.summary["capacity"]["probes"]
+    assert held["left_out"] is None, run.output
+    assert "of its arrivals are lost" in lost["left_out"], run.output
+    assert run.summary["capacity"]["missed_load"] is None
+    assert lost["elapsed_s"] < lost["window_s"] + 15, "lost arrivals are not waited for"
     assert run.exit_code == 1, run.output
 
 
