@@ -16,6 +16,7 @@ class Request:
     ttft_ns: int | None = None
     e2e_ns: int | None = None
     schedule_lag_ns: int | None = None
+    slot_wait_ns: int | None = None
     receive_lag_max_ns: int | None = None
     chunk_ns: list[int] = field(default_factory=list)
     chunk_tokens: list[int] | None = None
@@ -36,6 +37,7 @@ EXAMPLE = Request(
     ttft_ns=100,
     e2e_ns=160,
     schedule_lag_ns=30,
+    slot_wait_ns=20,
     receive_lag_max_ns=7,
     chunk_ns=[100, 140, 160],
     chunk_tokens=[1, 4, 1],
@@ -57,7 +59,7 @@ def test_one_request_in_small_whole_numbers() -> None:
         "itl": (5, 60),  # 10 10 10 10 20
         "tpot": (1, 12),  # 60 / (6 - 1)
         "e2e": (1, 160),
-        "schedule_lag": (1, 30),
+        "generator_lag": (1, 10),
         "receive_lag": (1, 7),
     }
     assert {name: (h.n, h.sum_ns) for name, h in aggregate.histograms.items()} == expected
@@ -70,10 +72,10 @@ def test_a_chunk_without_tokens_passes_its_gap_on() -> None:
 
 
 def test_a_failed_request_counts_and_its_lags_do_but_not_its_latency() -> None:
-    aggregate = of([Request(outcome=Outcome.TRUNCATED, ttft_ns=5, chunk_ns=[5, 9], schedule_lag_ns=3)])
+    aggregate = of([Request(outcome=Outcome.TRUNCATED, ttft_ns=5, chunk_ns=[5, 9], schedule_lag_ns=3, slot_wait_ns=0)])
     assert aggregate.finished == {Outcome.TRUNCATED: 1}
     assert aggregate.histograms["ttft"].n == aggregate.histograms["chunk_gap"].n == 0
-    assert aggregate.histograms["schedule_lag"].n == 1
+    assert aggregate.histograms["generator_lag"].n == 1
 
 
 def test_unknown_stays_unknown() -> None:
@@ -104,6 +106,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
                 ttft_ns=draw(number),
                 e2e_ns=draw(number),
                 schedule_lag_ns=draw(number),
+                slot_wait_ns=0,
                 chunk_ns=chunk_ns,
                 chunk_tokens=tokens,
                 output_tokens=draw(number),

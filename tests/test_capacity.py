@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,16 @@ def test_it_ends_where_the_highest_load_holds() -> None:
     assert found.held_load == 20
     assert found.operating_load == pytest.approx(16)
     assert [probe.load for probe in search.probes] == [8, 16, 20]
+
+
+@pytest.mark.parametrize(("share", "probes"), [(0.0, 1), (0.008, 3)], ids=["clear", "near the limit"])
+def test_a_clear_hold_at_the_highest_load_is_enough(share: float, probes: int) -> None:
+    target = Target(lambda _: share)
+    target.rng = SimpleNamespace(poisson=lambda crowds, batches: [round(crowds * batches), *[0] * (batches - 1)])  # type: ignore[assignment]
+    easy = settings(start_load=1, max_load=1, max_probes=3, budget_s=1000, min_requests=1000)
+    search, found = run(target, easy)
+    assert (found.status, found.low) == (Status.ABOVE_MAXIMUM, 1)
+    assert len(search.probes) == probes
 
 
 def test_too_few_probes_to_enclose_it_are_said() -> None:

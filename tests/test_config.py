@@ -42,6 +42,13 @@ def test_what_is_no_duration(text: str) -> None:
         parse_duration_ns(text)
 
 
+@pytest.mark.parametrize("text", ["99999999999999h", "87601h", "9" * 40])
+def test_no_duration_is_longer_than_ten_years(text: str) -> None:
+    assert parse_duration_ns("87600h") == 3650 * 86_400 * 10**9
+    with pytest.raises(ValueError, match="longer than ten years; write a shorter time"):
+        parse_duration_ns(text)
+
+
 def test_fractions() -> None:
     assert parse_fraction("5%") == 0.05
     assert parse_fraction("0.25") == 0.25
@@ -192,6 +199,13 @@ def test_replicas_take_the_place_of_the_host() -> None:
         ("max_tokens", "99999999999999999999"),
         ("max_tokens", "9" * 5000),
         ("warmup_time", "9" * 400),
+        ("ttl", "99999999999999h"),
+        ("ttl", "0"),
+        ("ttl", "999ms"),
+        ("timeout_connect", "0"),
+        ("timeout_first_token", "0s"),
+        ("timeout_idle", "0"),
+        ("timeout_total", "0.0"),
         ("proxy", "http://a:99999"),
     ],
 )
@@ -290,7 +304,10 @@ def test_arrivals(options: dict[str, Any], arrival: ArrivalProcess, burstiness: 
         ({"user_stages": "1:1", "run_time_s": 5}, "-t with --user-stages: "),
         ({"rate": "0"}, "--rate: a rate of 0 sends nothing"),
         ({"rate": "fast", "arrival": "x"}, "--rate: 'fast' is not a number"),
-        ({"rate": "10", "run_time_s": 1e12}, "--rate: stage 10/s: its length"),
+        ({"rate": "10", "run_time_s": 1e8}, "--rate: stage 10/s: its length"),
+        ({"rate": "10", "run_time_s": 1e12}, "-t: the window is longer than ten years"),
+        ({"run_time_s": 10**400}, "-t: the window is longer than ten years"),
+        ({"rate": "0.0000000001"}, "--rate: stage 1e-10/s: the least rate is 0.001/s"),
         ({"rate_stages": "10"}, "--rate-stages: '10' has no length"),
         ({"user_stages": "0.5:1s"}, "--user-stages: 0.5 users cannot be"),
         ({"rate": "10", "arrival": "bursty"}, "--arrival: 'bursty' is not one of constant, poisson, gamma, trace"),

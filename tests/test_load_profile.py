@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_locust.arrival import ArrivalProcess, Schedule
 from vllm_locust.load_profile import (
     LoadProfile,
     ProfileStage,
@@ -85,12 +88,30 @@ def test_a_rate_alone_is_one_stage_with_or_without_an_end() -> None:
         ("10:0s", "above 0"),
         ("10:9999h", "at most 366 days"),
         ("0:60s", "nothing would be sent"),
+        ("0.0009:60s", "the least rate is 0.001/s; write that or more, or 0 for silence"),
+        ("0-0.0009:60s", "the least rate is 0.001/s"),
+        ("1:99999999h", "longer than ten years"),
         (",".join(["1:1s"] * 1001), "are more than"),
     ],
 )
 def test_what_is_no_list_of_stages(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_stages(text, RATE)
+
+
+def test_the_least_rate_has_times_that_clocks_can_count_to() -> None:
+    profile = parse_stages("0:60s,0-0.001:60s,0.001:8784h,0.001-0:60s", RATE)
+    pieces = [piece for stage in profile.stages for piece in stage.pieces()]
+    for process in (ArrivalProcess.CONSTANT, ArrivalProcess.POISSON, ArrivalProcess.GAMMA):
+        schedule = Schedule(process, seed=1, burstiness=0.01 if process is ArrivalProcess.GAMMA else 1.0, pieces=pieces)
+        offsets_ns = schedule.offsets_ns()
+        assert 60 * S <= offsets_ns[0] <= offsets_ns[-1] < profile.length_ns
+    (open_end,) = constant_rate("0.001", None).stages[0].pieces()
+    for process in (ArrivalProcess.CONSTANT, ArrivalProcess.POISSON):
+        arrivals = Schedule(process, seed=1, pieces=[open_end]).share(0, 1)
+        first_ns = [next(arrivals).offset_ns for _ in range(2000)]
+        assert first_ns == sorted(first_ns)
+        assert first_ns[-1] == pytest.approx(2000 * 1000 * S, rel=0.1)
 
 
 def test_users_are_whole() -> None:
@@ -193,14 +214,23 @@ def test_every_fault_of_a_shape_is_told() -> None:
         {"shape": "hold", "value": 1, "length": 1, "lenght": 1},
         {"shape": "sinusoid", "low": 1, "high": 2, "period": 60, "periods": 1.5},
         {"shape": "soak", "value": 1, "length": "10h", "every": "1s"},
+        {"shape": "hold", "value": 0.00001, "length": 1},
+        {"shape": "step", "from": 0, "to": 0.002, "step": 0.0005, "length": 1},
+        {"shape": "hold", "value": math.inf, "length": 1},
+        {"shape": "hold", "value": math.nan, "length": 1},
+        {"shape": "hold", "value": 1, "length": math.inf},
+        {"shape": "hold", "value": 1, "length": -1},
+        {"shape": "hold", "value": -1, "length": 1},
         {"shape": "hold", "value": 1, "length": 1},
     ]
     with pytest.raises(ValueError, match="entry 1: ") as caught:
         profile_from_shape({"stages": entries})
     lines = str(caught.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"stages, entry {n}" for n in range(1, 13)]
+    assert [line.split(":")[0] for line in lines] == [f"stages, entry {n}" for n in range(1, 20)]
     fixes = "length is missing|not a mapping|'triangle'|not known|step: 0 leads|step: 0.0001 leads|value: 'many'"
     fixes += "|value: 'True'|length: 'long'|lenght is not a key|periods: 1.5|every: it cuts"
+    fixes += "|1e-05/s: the least rate|0.0005/s: the least rate|value: 'inf'|value: 'nan'|length: 'inf'|length: '-1'"
+    fixes += "|value: '-1'"
     for line, fix in zip(lines, fixes.split("|"), strict=True):
         assert fix in line
 
@@ -220,6 +250,21 @@ def test_what_is_no_shape(content: dict[str, Any], reasons: list[str]) -> None:
     for reason in reasons:
         with pytest.raises(ValueError, match=reason):
             profile_from_shape(content)
+
+
+def test_numbers_of_a_shape_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "shape.yaml"
+    path.write_text(
+        "stages:\n- {shape: hold, value: 1e+2, length: 1e1}\n- {shape: hold, value: 2.5E1, length: 0.00001}\n"
+        "- {shape: ramp, from: 1_000, to: 0x10, length: 5}\n- {shape: step, from: 1, to: 2, step: 1e0, length: '08'}\n"
+    )
+    assert rows(profile_from_shape(read_yaml_mapping(path, "shape"))) == [
+        ("100/s", 100, 100, 10, "hold"),
+        ("25/s", 25, 25, 0.00001, "hold"),
+        ("1000→16/s", 1000, 16, 5, "ramp"),
+        ("1/s", 1, 1, 8, "hold"),
+        ("2/s", 2, 2, 8, "hold"),
+    ]
 
 
 @pytest.mark.parametrize(("name", "stages", "minutes"), [("spike", 3, 7.5), ("day", 13, 60)])

@@ -23,7 +23,7 @@ CLEAN: dict[str, Any] = {
     "max_failures": 0.05,
     "workers_expected": 2,
     "coalesced_share": 0.001,
-    "schedule_lag_p99_ns": 10_000_000,
+    "generator_lag_p99_ns": 10_000_000,
     "planned_arrivals": 1000,
     "sent_in_time": 990,
     "deliveries": (delivery("a", sent=990), delivery("b", planned=100, sent=102)),
@@ -99,10 +99,10 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
     ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
     ({"unstorable_values": 5}, "values_unstorable", "degraded", 0, "5 values that the server sent fit no column"),
     ({"workers_missing": ("a", "b")}, "workers_missing", "invalid", 1, "2 of 2 workers were missing"),
-    ({"schedule_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),
-    ({"schedule_lag_p99_ns": 101_000_000}, "schedule_lag", "invalid", 4, "101 ms"),
+    ({"generator_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),
+    ({"generator_lag_p99_ns": 101_000_000}, "schedule_lag", "invalid", 4, "101 ms"),
     (
-        {"schedule_lag_p99_ns": 5_000_000_000, "slots_were_full": True},
+        {"slot_wait_p99_ns": 5_000_000_000},
         "slots_full",
         "degraded",
         0,
@@ -110,9 +110,8 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
     ),
     ({"sent_in_time": 989}, "rate_missed", "degraded", 0, "989 of 1000"),
     ({"sent_in_time": 940}, "rate_missed", "invalid", 4, "6 % short"),
-    ({"sent_in_time": 940, "slots_were_full": True}, "rate_missed", "degraded", 0, "raise -u"),
     (
-        {"sent_in_time": 940, "slots_were_full": True, "arrivals_dropped": 60},
+        {"sent_in_time": 940, "arrivals_dropped": 60},
         "rate_missed",
         "degraded",
         0,
@@ -133,13 +132,6 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         "(10 % more)",
     ),
     (
-        {"deliveries": (delivery("a"), delivery("b", sent=900)), "slots_were_full": True},
-        "stage_rate",
-        "degraded",
-        0,
-        "raise -u",
-    ),
-    (
         {"deliveries": (delivery("b", cv=0.89),)},
         "arrival_process",
         "degraded",
@@ -147,13 +139,6 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         "In stage b the gaps between requests vary by 0.89 of their mean, and by 1 in the plan",
     ),
     ({"deliveries": (delivery("b", cv=1.51),)}, "arrival_process", "invalid", 4, "1.51"),
-    (
-        {"deliveries": (delivery("b", cv=1.51),), "slots_were_full": True},
-        "arrival_process",
-        "degraded",
-        0,
-        "raise -u",
-    ),
     ({"arrivals_lost": 3}, "arrivals_lost", "invalid", 1, "3 planned arrivals are lost"),
     ({"arrivals_lost": None}, "arrivals_unchecked", "degraded", 0, "could not be read again"),
     ({"arrivals_doubled": 2}, "arrivals_doubled", "invalid", 4, "2 arrivals of the schedule are on record more"),
@@ -177,6 +162,13 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         "degraded",
         3,
         "decides the SLO p99(tpot)<=1s, p50(itl)<=1s: it counts as missed",
+    ),
+    (
+        {"capacity_unknown": "None of the 3 probes counts."},
+        "capacity_unknown",
+        "invalid",
+        1,
+        "The search says nothing of the capacity. None of the 3 probes counts.",
     ),
     ({"cpu_fraction_p95": 0.97}, "cpu_saturated", "degraded", 0, "Worker w1 used 97 %"),
     ({"run_delay_share": 0.5}, "run_delay", "degraded", 0, "50 % of the time"),
@@ -227,6 +219,38 @@ def test_each_reason_alone(changes: dict[str, Any], code: str, status: str, exit
     assert exit_code(verdict, slo_missed=False) == exits
 
 
+MISSED: list[tuple[str, dict[str, Any]]] = [
+    ("rate_missed", {"sent_in_time": 940}),
+    ("stage_rate", {"deliveries": (delivery("a"), delivery("b", sent=900))}),
+    ("arrival_process", {"deliveries": (delivery("b", cv=1.51),)}),
+]
+
+
+@pytest.mark.parametrize(("code", "changes"), MISSED)
+@pytest.mark.parametrize(
+    ("lag_ms", "wait_ms", "dropped", "excused"),
+    [
+        (10, 9_000, 0, True),
+        (90, 91, 0, True),
+        (90, 89, 0, False),
+        (101, 9_000, 0, False),
+        (101, 0, 60, False),
+        (5, 10, 0, False),
+        (5, 0, 11, True),
+        (5, 0, 10, False),
+    ],
+)
+def test_slots_that_were_full_excuse_a_load_unless_the_generator_was_late(
+    code: str, changes: dict[str, Any], lag_ms: int, wait_ms: int, dropped: int, excused: bool
+) -> None:
+    times = {"generator_lag_p99_ns": lag_ms * 1e6, "slot_wait_p99_ns": wait_ms * 1e6, "arrivals_dropped": dropped}
+    reasons = {reason.code: reason for reason in judge(Evidence(**CLEAN | changes | times)).reasons}
+    assert reasons[code].severity == ("degraded" if excused else "invalid")
+    assert reasons[code].sentence.endswith("Every slot was busy: raise -u.") is excused
+    assert ("slots_full" in reasons) == (wait_ms > 10)
+    assert ("schedule_lag" in reasons) == (lag_ms > 10)
+
+
 def test_every_reason_that_there_is_has_its_case_above() -> None:
     texts = (Path(module.__file__ or "").read_text(encoding="utf-8") for module in (verdict, delivered_load))
     codes = {code for text in texts for code in re.findall(r'Reason\(\s*"(\w+)"', text)}
@@ -269,16 +293,17 @@ def test_the_worst_shift_is_the_one_told() -> None:
     assert reason.value == 0.5
 
 
-def test_what_fails_the_run_comes_first_then_what_makes_it_invalid() -> None:
-    evidence = Evidence(**{**CLEAN, "cpu_fraction_p95": 1.0, "schedule_lag_p99_ns": 1e9, "failed": 500})
+def test_what_makes_it_invalid_comes_first_then_what_fails_the_run() -> None:
+    """The first line of a report shows the status and the first reason: the one must explain the other."""
+    evidence = Evidence(**{**CLEAN, "cpu_fraction_p95": 1.0, "generator_lag_p99_ns": 1e9, "failed": 500})
     verdict = judge(evidence)
-    assert [reason.code for reason in verdict.reasons] == ["too_many_failures", "schedule_lag", "cpu_saturated"]
+    assert [reason.code for reason in verdict.reasons] == ["schedule_lag", "too_many_failures", "cpu_saturated"]
     assert verdict.status is Status.INVALID
     assert exit_code(verdict, slo_missed=True) == 1
 
 
 def test_an_invalid_measurement_comes_before_a_missed_slo() -> None:
-    verdict = judge(Evidence(**{**CLEAN, "schedule_lag_p99_ns": 1e9}))
+    verdict = judge(Evidence(**{**CLEAN, "generator_lag_p99_ns": 1e9}))
     assert exit_code(verdict, slo_missed=True) == 4
 
 
@@ -298,7 +323,7 @@ def test_the_extreme_percentile_alone_makes_no_run_invalid() -> None:
         {"deliveries": (delivery("a", hold=False, cv=3.0),)},
         {"deliveries": (delivery("a", planned=99, sent=99, cv=3.0),)},
         # Sent within a millisecond, and the gaps are small.
-        {"deliveries": (delivery("a", cv=3.0),), "schedule_lag_p99_ns": 1_000_000},
+        {"deliveries": (delivery("a", cv=3.0),), "generator_lag_p99_ns": 1_000_000},
         {"deliveries": (Delivery(stage="a", is_hold=True, planned=0, sent=9, planned_gap_cv=None, sent_gap_cv=1.0),)},
     ],
 )

@@ -21,7 +21,7 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.timing import tpot_ns
 
 SCHEMA: Final = 2
-HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "schedule_lag", "receive_lag")
+HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "generator_lag", "receive_lag")
 COUNTERS: Final = (
     "sent",
     "in_flight",
@@ -54,6 +54,8 @@ class ObservedRequest(Protocol):
     def e2e_ns(self) -> int | None: ...
     @property
     def schedule_lag_ns(self) -> int | None: ...
+    @property
+    def slot_wait_ns(self) -> int | None: ...
     @property
     def receive_lag_max_ns(self) -> int | None: ...
     @property
@@ -109,7 +111,8 @@ class RunAggregate:
         self.coalesced_chunks += request.coalesced
         self.good += good is True
         self.not_good += good is False
-        self._record("schedule_lag", request.schedule_lag_ns)
+        if request.schedule_lag_ns is not None and request.slot_wait_ns is not None:
+            self._record("generator_lag", request.schedule_lag_ns - request.slot_wait_ns)
         self._record("receive_lag", request.receive_lag_max_ns)
         if request.outcome == Outcome.OK:
             self._observe_latency(request)

@@ -37,6 +37,8 @@ ROUGH: Final = 5
 more at a better place.
 """
 SAME_LOAD: Final = 1e-6
+CLEAR: Final = 0.5
+"""A hold with so much at most of what may lie beyond a limit is clear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +110,13 @@ class Capacity:
 class CapacitySearch:
     """``next_probe`` and ``add`` in turn, until there is no next probe."""
 
-    def __init__(self, settings: CapacitySettings, probes: Sequence[ProbeResult] = ()) -> None:
+    def __init__(
+        self, settings: CapacitySettings, probes: Sequence[ProbeResult] = (), *, lost_s: Sequence[float] = ()
+    ) -> None:
+        """``lost_s`` are the times that probes took which do not count."""
         self.settings = settings
         self.probes = list(probes)
+        self._lost_s = list(lost_s)
         self._posterior: CapacityPosterior | None = None
 
     def add(self, result: ProbeResult) -> None:
@@ -130,9 +136,9 @@ class CapacitySearch:
             why=why,
         )
 
-    def result(self) -> Capacity:
-        """Also in the midst of a search: what is known so far."""
-        status, why = self._ending() or (Status.IMPRECISE, "The search was stopped before its end.")
+    def result(self, given_up: str | None = None) -> Capacity:
+        """Also in the midst of a search: what is known so far. ``given_up`` says why it does not go on there."""
+        status, why = self._ending() or (Status.IMPRECISE, given_up or "The search was stopped before its end.")
         if status is Status.IMPRECISE and not (self._held and self._missed):
             status, why = Status.UNKNOWN, f"{why} {self._unbracketed()}"
         load, low, high = self._interval(status)
@@ -168,26 +174,45 @@ class CapacitySearch:
         return self._posterior
 
     def _ending(self) -> tuple[Status, str] | None:
-        if not self.probes:
-            return None
-        if self.probes[-1].held is None:
+        if self.probes and self.probes[-1].held is None:
             return Status.UNKNOWN, f"Nothing was measured at {self.probes[-1].load:g} that decides an SLO."
-        found = self._outside() or (self._narrow_enough() if self._held and self._missed else None)
-        if found is not None:
-            return found
-        if len(self.probes) >= self.settings.max_probes:
-            return Status.IMPRECISE, f"All {self.settings.max_probes} probes were used up."
-        if self._time_left_s() < self._overhead_s() + MIN_WINDOW_S:
-            return Status.IMPRECISE, f"The budget of {self.settings.budget_s:g} s was used up."
+        used_up = self._used_up()
+        found = self._outside(at_the_end=used_up is not None)
+        if found is None and self._held and self._missed:
+            found = self._narrow_enough()
+        if found is None and used_up is not None:
+            found = Status.IMPRECISE, used_up
+        return found
+
+    @property
+    def _made(self) -> int:
+        return len(self.probes) + len(self._lost_s)
+
+    def _used_up(self) -> str | None:
+        if self._made >= self.settings.max_probes:
+            return f"All {self.settings.max_probes} probes were used up."
+        if self._made and self._time_left_s() < self._overhead_s() + MIN_WINDOW_S:
+            return f"The budget of {self.settings.budget_s:g} s was used up."
         return None
 
-    def _outside(self) -> tuple[Status, str] | None:
+    def _outside(self, *, at_the_end: bool) -> tuple[Status, str] | None:
         lowest, highest = self.settings.min_load, self.settings.max_load
         if self._is_at(self._missed, lowest) and self._known.probability_above(lowest) < 1 - SURE:
             return Status.BELOW_MINIMUM, f"Already at the lowest load, {lowest:g}, an SLO is missed."
-        if highest is not None and self._is_at(self._held, highest) and self._known.probability_above(highest) > SURE:
+        if highest is not None and self._is_above(highest, at_the_end=at_the_end):
             return Status.ABOVE_MAXIMUM, f"Also at the highest load allowed, {highest:g}, every SLO is met."
         return None
+
+    def _is_above(self, highest: float, *, at_the_end: bool) -> bool:
+        """Where no probe missed one clear hold is enough: a short probe of a low load has few requests, and as many
+        such probes say no more than the first.
+        """
+        there = [probe for probe in self.probes if probe.held and self._is_at([probe.load], highest)]
+        if not there:
+            return False
+        if not self._missed and (at_the_end or any(_is_clear(probe) for probe in there)):
+            return True
+        return self._known.probability_above(highest) > SURE
 
     @staticmethod
     def _is_at(loads: Sequence[float], load: float) -> bool:
@@ -249,7 +274,7 @@ class CapacitySearch:
 
     def _window_s(self, load: float) -> float:
         shortest = max(self.settings.shortest_window_s, self._requests_take_s(self.settings.min_requests, load))
-        probes_left = self.settings.max_probes - len(self.probes)
+        probes_left = self.settings.max_probes - self._made
         share_s = self._time_left_s() / probes_left - self._overhead_s()
         if not (self._held and self._missed):
             window_s = min(shortest, max(share_s, MIN_WINDOW_S))
@@ -281,7 +306,7 @@ class CapacitySearch:
         return self._requests_take_s(1.2 * near * max(missing, 0.1), load)
 
     def _time_left_s(self) -> float:
-        return self.settings.budget_s - sum(probe.elapsed_s for probe in self.probes)
+        return self.settings.budget_s - sum(self._lost_s) - sum(probe.elapsed_s for probe in self.probes)
 
     def _overhead_s(self) -> float:
         """Of a probe, beside its window."""
@@ -290,7 +315,12 @@ class CapacitySearch:
     def _unbracketed(self) -> str:
         if self._held:
             return f"Every probe up to {max(self._held):g} met the SLOs."
-        return f"Every probe down to {min(self._missed):g} missed an SLO." if self._missed else "No probe was made."
+        if self._missed:
+            return f"Every probe down to {min(self._missed):g} missed an SLO."
+        if self._lost_s:
+            made = len(self._lost_s)
+            return "The one probe does not count." if made == 1 else f"None of the {made} probes counts."
+        return "No probe was finished."
 
     def _interval(self, status: Status) -> tuple[float | None, float | None, float | None]:
         if status is Status.BELOW_MINIMUM:
@@ -307,6 +337,10 @@ class CapacitySearch:
             return ()
         missed, held = contradiction
         return (f"The probe at {held:g} met the SLOs although the one at {missed:g} had not; both count.",)
+
+
+def _is_clear(probe: ProbeResult) -> bool:
+    return all(slo.share <= CLEAR * slo.allowed for slo in probe.slos if sum(slo.samples))
 
 
 def _curve(probes: Sequence[ProbeResult]) -> list[CurvePoint]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from vllm_locust.capacity import CapacitySettings
 from vllm_locust.duration import parse_duration_ns
-from vllm_locust.load_profile import MAX_VALUE, LoadProfile, ProfileStage, Quantity
+from vllm_locust.load_profile import MAX_VALUE, MIN_RATE_RPS, LoadProfile, ProfileStage, Quantity
 from vllm_locust.probe import allowed_share
 from vllm_locust.slo import SloKind, parse_slos
 
@@ -145,7 +145,7 @@ def _settings(quantity: Quantity, options: Mapping[str, Any], problems: list[str
     if start is None:
         start = max(min(START_LOAD, highest or START_LOAD), lowest or 0.0)
     if lowest is None:
-        lowest = 1.0 if quantity is Quantity.USERS else start / 100
+        lowest = 1.0 if quantity is Quantity.USERS else max(start / 100, MIN_RATE_RPS)
     try:
         return CapacitySettings(
             quantity=quantity,
@@ -167,6 +167,8 @@ def _load(text: str, quantity: Quantity) -> float:
     value = _number(text)
     if not 0 < value <= MAX_VALUE:
         raise ValueError(f"{text[:40]!r} is not a number above 0 and up to {MAX_VALUE:,}")
+    if quantity is Quantity.RATE and value < MIN_RATE_RPS:
+        raise ValueError(f"the least rate is {MIN_RATE_RPS}/s; write that or more")
     if quantity is Quantity.USERS and value != int(value):
         raise ValueError(f"{text[:40]} users cannot be; write a whole number")
     return value

@@ -17,7 +17,7 @@ import orjson
 
 from vllm_locust.arrival import ArrivalProcess
 from vllm_locust.capacity_options import CapacityOrder, slo_problems
-from vllm_locust.duration import parse_duration_ns
+from vllm_locust.duration import MAX_DURATION_NS, parse_duration_ns
 from vllm_locust.errors import UsageError
 from vllm_locust.load_options import is_open_loop, read_load_options
 from vllm_locust.load_profile import LoadProfile
@@ -155,10 +155,10 @@ class RunConfig:
         values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
         values["targets"] = _targets(options.get("target"), host, problems)
         values["timeouts"] = Timeouts(
-            take("timeout_connect", _optional_duration_ns),
-            take("timeout_first_token", _optional_duration_ns),
-            take("timeout_idle", _optional_duration_ns),
-            take("timeout_total", _optional_duration_ns),
+            take("timeout_connect", _timeout_ns),
+            take("timeout_first_token", _timeout_ns),
+            take("timeout_idle", _timeout_ns),
+            take("timeout_total", _timeout_ns),
         )
         for name, parse in _PARSERS.items():
             values[name] = take(_OPTION_OF.get(name, name), parse, values[name])
@@ -168,6 +168,9 @@ class RunConfig:
         values["metrics_pages"] = read_metrics_pages(options.get("metrics_url") or (), problems)
         values["stream"] = not options.get("no_stream")
         values["force_length"] = bool(options.get("force_length"))
+        if run_time_s and run_time_s > MAX_DURATION_NS / 1e9:
+            problems.append("-t: the window is longer than ten years; write a shorter time")
+            run_time_s = None
         values["window_ns"] = round(run_time_s * 1e9) if run_time_s else None
         load = read_load_options(options, run_time_s)
         problems += load.problems
@@ -211,8 +214,20 @@ class RunConfig:
         return cls(**values)
 
 
-def _optional_duration_ns(text: str) -> int | None:
-    return None if text == "none" else parse_duration_ns(text)
+def _timeout_ns(text: str) -> int | None:
+    if text == "none":
+        return None
+    timeout_ns = parse_duration_ns(text)
+    if not timeout_ns:
+        raise ValueError("it would end every request before it began; write a time above 0, or none")
+    return timeout_ns
+
+
+def _ttl_ns(text: str) -> int:
+    ttl_ns = parse_duration_ns(text)
+    if ttl_ns < 1_000_000_000:
+        raise ValueError("Redis would forget the run before it is merged; write at least 1s, such as 24h")
+    return ttl_ns
 
 
 def _positive(text: str) -> int:
@@ -321,7 +336,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "drain_timeout_ns": parse_duration_ns,
     "max_failures": parse_fraction,
     "redis_url": _redis_url,
-    "ttl_ns": parse_duration_ns,
+    "ttl_ns": _ttl_ns,
     "progress": _choice("auto", "off", "json"),
     "run_dir": str,
     "run_name": str,

@@ -9,20 +9,25 @@ from vllm_locust.reason import Reason, Rule, Status, Thresholds, number_text, pe
 
 
 def _schedule_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
-    lag = evidence.schedule_lag_p99_ns
+    lag = evidence.generator_lag_p99_ns
     severity = None if lag is None else severity_by(lag, thresholds.schedule_lag_p99_ns)
     if lag is None or severity is None:
         return None
-    if evidence.slots_were_full:
-        sentence = (
-            f"Requests were sent up to {time_text(lag)} after they were due (p99) because every slot was busy: "
-            "TTFT from schedule includes the wait; raise -u to send them in time."
-        )
-        return Reason("slots_full", Status.DEGRADED, sentence, lag)
     sentence = (
         f"Requests were sent up to {time_text(lag)} after they were due (p99): the generator was late, add workers."
     )
     return Reason("schedule_lag", severity, sentence, lag)
+
+
+def _slots_full(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
+    wait = evidence.slot_wait_p99_ns
+    if wait is None or wait <= thresholds.schedule_lag_p99_ns[0]:
+        return None
+    sentence = (
+        f"Requests were sent up to {time_text(wait)} after they were due (p99) because every slot was busy: "
+        "TTFT from schedule includes the wait; raise -u to send them in time."
+    )
+    return Reason("slots_full", Status.DEGRADED, sentence, wait)
 
 
 def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
@@ -37,7 +42,7 @@ def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         f"{evidence.sent_in_time} of {evidence.planned_arrivals} planned arrivals were sent in time "
         f"({percent_text(shortfall)} short{dropped}): the load was not the one asked for."
     )
-    return Reason("rate_missed", *_unless_slots_full(evidence, severity, sentence), shortfall)
+    return Reason("rate_missed", *_unless_slots_full(evidence, thresholds, severity, sentence), shortfall)
 
 
 def _stage_rate(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
@@ -54,12 +59,12 @@ def _stage_rate(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         f"({percent_text(abs(worst.deviation))} {'more' if worst.deviation > 0 else 'fewer'}): "
         "its load was not the one asked for."
     )
-    return Reason("stage_rate", *_unless_slots_full(evidence, severity, sentence), worst.deviation)
+    return Reason("stage_rate", *_unless_slots_full(evidence, thresholds, severity, sentence), worst.deviation)
 
 
 def _arrival_process(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
-    lag = evidence.schedule_lag_p99_ns
-    if lag is None or lag <= thresholds.gap_cv_lag_p99_ns:
+    lag, wait = evidence.generator_lag_p99_ns, evidence.slot_wait_p99_ns or 0
+    if lag is None or max(lag, wait) <= thresholds.gap_cv_lag_p99_ns:
         return None
     judged = [one for one in evidence.deliveries if one.is_hold and one.planned >= thresholds.gap_cv_arrivals]
     worst: Delivery | None = max(judged, key=lambda one: abs(one.gap_cv_deviation), default=None)
@@ -70,14 +75,28 @@ def _arrival_process(evidence: Evidence, thresholds: Thresholds) -> Reason | Non
         f"In stage {worst.stage} the gaps between requests vary by {number_text(worst.sent_gap_cv, 3)} of their mean, "
         f"and by {number_text(worst.planned_gap_cv, 3)} in the plan: the arrival process was not the one asked for."
     )
-    return Reason("arrival_process", *_unless_slots_full(evidence, severity, sentence), worst.gap_cv_deviation)
+    return Reason(
+        "arrival_process", *_unless_slots_full(evidence, thresholds, severity, sentence), worst.gap_cv_deviation
+    )
 
 
-def _unless_slots_full(evidence: Evidence, severity: Status, sentence: str) -> tuple[Status, str]:
+def _unless_slots_full(
+    evidence: Evidence, thresholds: Thresholds, severity: Status, sentence: str
+) -> tuple[Status, str]:
     """Where every slot was busy the user's own limit is the cause, and not the generator."""
-    if not evidence.slots_were_full:
+    if not _slots_were_the_cause(evidence, thresholds):
         return severity, sentence
     return Status.DEGRADED, f"{sentence} Every slot was busy: raise -u."
+
+
+def _slots_were_the_cause(evidence: Evidence, thresholds: Thresholds) -> bool:
+    """Whether arrivals waited for a slot, or were dropped for want of one, by more than the generator was late."""
+    lag, wait = evidence.generator_lag_p99_ns or 0, evidence.slot_wait_p99_ns or 0
+    matters, invalid = thresholds.schedule_lag_p99_ns
+    if lag > invalid:
+        return False
+    dropped = evidence.arrivals_dropped > thresholds.achieved_shortfall[0] * (evidence.planned_arrivals or 0)
+    return dropped or wait > max(lag, matters)
 
 
 def _arrivals_lost(evidence: Evidence, _: Thresholds) -> Reason | None:
@@ -119,6 +138,7 @@ def _arrivals_misplaced(evidence: Evidence, _: Thresholds) -> Reason | None:
 
 DELIVERED_LOAD_RULES: Final[tuple[Rule, ...]] = (
     _schedule_lag,
+    _slots_full,
     _rate_missed,
     _stage_rate,
     _arrival_process,

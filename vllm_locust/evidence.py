@@ -75,8 +75,9 @@ class Evidence:
     shifts: Sequence[Shift] = ()
     coalesced_share: float | None = None
     """Share of the chunk gaps that touch a chunk without a stamp of its own."""
-    schedule_lag_p99_ns: float | None = None
-    slots_were_full: bool = False
+    generator_lag_p99_ns: float | None = None
+    """Of sent − scheduled without the wait for a free slot."""
+    slot_wait_p99_ns: float | None = None
     planned_arrivals: int | None = None
     sent_in_time: int | None = None
     """Of the planned arrivals, those that were sent, and not late."""
@@ -105,3 +106,5 @@ class Evidence:
     token_sources: Sequence[str] = ()
     slos_undecided: Sequence[str] = ()
     """Per-stage SLOs for which a stage has no value."""
+    capacity_unknown: str | None = None
+    """Why a search for the capacity says nothing of it."""

@@ -196,7 +196,7 @@ def _extremes(gpus: Sequence[GpuFigures], name: str) -> tuple[tuple[float, str],
     return (min(values), max(values)) if len(values) > 1 else None
 
 
-_POWER_CAP: Final = "sw_power_cap"
+POWER_CAP: Final = "sw_power_cap"
 
 
 def _throttling(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answer:
@@ -209,7 +209,7 @@ def _throttling(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answe
         (share, reason, gpu.name)
         for gpu, reasons in told
         for reason, share in reasons.items()
-        if share >= (limits.power_capped if reason == _POWER_CAP else limits.throttled)
+        if share >= (limits.power_capped if reason == POWER_CAP else limits.throttled)
     ]
     if not held:
         return None
@@ -226,7 +226,7 @@ def _throttling(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answe
         figures={"throttled": share},
         attempt=(
             "the power limit (nvidia-smi -pl); quantization and smaller steps draw less"
-            if reason == _POWER_CAP
+            if reason == POWER_CAP
             else "cooling, power supply and what nvidia-smi -q -d PERFORMANCE names; then run again"
         ),
         confirm="the SM clock stays at its highest, and tokens/s rise with it",

@@ -15,9 +15,13 @@ from itertools import pairwise
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from vllm_locust.arrival import Piece
-from vllm_locust.duration import parse_duration_ns
+from vllm_locust.duration import bounded_duration_ns, parse_duration_ns
 
 MAX_VALUE: Final = 1_000_000
+MIN_RATE_RPS: Final = 0.001
+"""Apart from 0, which is silence. Mean gaps beyond 17 minutes are no load, and arrivals further on have no time that a
+clock could count to.
+"""
 MAX_STAGES: Final = 1_000
 MAX_LENGTH_NS: Final = 366 * 86_400_000_000_000
 """Of a stage. Beyond all of these lies a slip of the keyboard, not a test."""
@@ -113,11 +117,16 @@ def parse_stages(text: str, quantity: Quantity) -> LoadProfile:
 
 def _value(text: str, quantity: Quantity) -> float:
     number = text.strip()
-    if len(number) > 20 or not number.isascii() or not _NUMBER.fullmatch(number) or float(number) > MAX_VALUE:
-        raise ValueError(f"{text.strip()[:40]!r} is not a number from 0 to {MAX_VALUE:,}; write for example 10 or 0.5")
-    value = float(number)
+    if len(number) > 20 or not number.isascii() or not _NUMBER.fullmatch(number):
+        return _checked(math.nan, number, quantity)
+    return _checked(float(number), number, quantity)
+
+
+def _checked(value: float, text: str, quantity: Quantity) -> float:
+    if not 0 <= value <= MAX_VALUE:
+        raise ValueError(f"{text[:40]!r} is not a number from 0 to {MAX_VALUE:,}; write for example 10 or 0.5")
     if quantity is Quantity.USERS and value != int(value):
-        raise ValueError(f"{number} users cannot be; write a whole number")
+        raise ValueError(f"{text[:40]} users cannot be; write a whole number")
     return value
 
 
@@ -134,6 +143,8 @@ def _stage(start: float, end: float, length_ns: int | None, curve: Curve, quanti
     name = f"{values}/s" if quantity is Quantity.RATE else f"{values} users"
     if length_ns is not None and not 0 < length_ns <= MAX_LENGTH_NS:
         raise ValueError(f"stage {name}: its length must be above 0 and at most 366 days; correct it")
+    if quantity is Quantity.RATE and any(0 < value < MIN_RATE_RPS for value in (start, end)):
+        raise ValueError(f"stage {name}: the least rate is {MIN_RATE_RPS}/s; write that or more, or 0 for silence")
     return ProfileStage(name=name, start_value=start, end_value=end, length_ns=length_ns, curve=curve)
 
 
@@ -187,14 +198,20 @@ class _Entry:
         self._quantity = quantity
 
     def value(self, key: str) -> float:
+        given = self._keys[key]
         try:
-            return _value(str(self._keys[key]), self._quantity)
+            if isinstance(given, int | float) and not isinstance(given, bool):
+                return _checked(given, str(given), self._quantity)
+            return _value(str(given), self._quantity)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
 
     def length_ns(self, key: str) -> int:
+        given = self._keys[key]
         try:
-            return parse_duration_ns(str(self._keys[key]))
+            if isinstance(given, int | float) and not isinstance(given, bool) and given >= 0:
+                return bounded_duration_ns(given * 1e9, str(given))
+            return parse_duration_ns(str(given))
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
 

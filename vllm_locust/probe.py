@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust.json_fields import JsonFields
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.statistics import PERCENTILES
 
@@ -60,6 +61,27 @@ class SloCount:
             return None
         return sum(self.beyond) <= self.allowed * sum(self.samples) + _ROUNDING
 
+    @classmethod
+    def from_json(cls, row: object, path: str = "") -> Self:
+        """Raises ValueError, naming the field, for what is no such count."""
+        given = JsonFields.of(row, path, keys=(item.name for item in fields(cls)))
+        allowed = given.number("allowed", above=0)
+        beyond, samples = given.counts("beyond"), given.counts("samples")
+        if allowed >= 1:
+            raise ValueError(f"{given.name('allowed')} is {allowed:g}; it must be below 1")
+        if len(beyond) != len(samples) or any(one > of for one, of in zip(beyond, samples, strict=True)):
+            raise ValueError(
+                f"{given.name('beyond')} does not fit samples: as many parts, none larger than its samples"
+            )
+        return cls(
+            slo=given.text("slo"),
+            allowed=allowed,
+            beyond=beyond,
+            samples=samples,
+            value=given.number_or_none("value"),
+            limit=given.number_or_none("limit"),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
@@ -100,11 +122,25 @@ class ProbeResult:
         return row | {"slos": slos, "figures": dict(self.figures)}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        slos = tuple(
-            SloCount(**{**slo, "beyond": tuple(slo["beyond"]), "samples": tuple(slo["samples"])}) for slo in row["slos"]
+    def from_json(cls, row: object, path: str = "") -> Self:
+        """Raises ValueError, naming the field, for anything that ``to_json`` cannot have made."""
+        given = JsonFields.of(row, path, keys=(item.name for item in fields(cls)))
+        figures = given.mapping("figures")
+        return cls(
+            load=given.number("load", above=0),
+            achieved=given.number("achieved", least=0),
+            window_s=given.number("window_s", above=0),
+            elapsed_s=given.number("elapsed_s", least=0),
+            requests=given.count("requests"),
+            completed_rps=given.number_or_none("completed_rps", least=0),
+            latency_s=given.number_or_none("latency_s", least=0),
+            slos=tuple(
+                SloCount.from_json(slo, f"{given.name('slos')}[{i}]") for i, slo in enumerate(given.items("slos"))
+            ),
+            overloaded=given.text_or_none("overloaded"),
+            ended_early=given.text_or_none("ended_early"),
+            figures={name: figures.number_or_none(name) for name in figures.content},
         )
-        return cls(**{**row, "slos": slos, "figures": dict(row["figures"])})
 
 
 def allowed_share(slo: Slo) -> float:

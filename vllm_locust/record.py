@@ -46,6 +46,10 @@ class RequestRecord:
     ended_ns: int | None = None
     """When we had no more to do with it, whatever its outcome: how long it was in flight."""
     schedule_lag_ns: int | None = None
+    slot_wait_ns: int | None = None
+    """From ``scheduled`` until a slot was free for it, or it was given up: what of the schedule lag is not the
+    generator's own.
+    """
     receive_lag_max_ns: int | None = None
     chunk_ns: list[int] = field(default_factory=list)
     """Arrival of each token-bearing chunk after ``sent``."""

@@ -32,7 +32,7 @@ class Verdict:
 def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
     """The worst severity of all reasons, the worst first."""
     found = [reason for rule in RULES if (reason := rule(evidence, thresholds)) is not None]
-    reasons = tuple(sorted(found, key=lambda r: (not r.fails_run, r.severity is not Status.INVALID)))
+    reasons = tuple(sorted(found, key=lambda r: (r.severity is not Status.INVALID, not r.fails_run)))
     if any(reason.severity is Status.INVALID for reason in reasons):
         return Verdict(Status.INVALID, reasons)
     return Verdict(Status.DEGRADED if reasons else Status.VALID, reasons)
@@ -264,6 +264,13 @@ def _slo_undecided(evidence: Evidence, _: Thresholds) -> Reason | None:
     return Reason("slo_undecided", Status.DEGRADED, sentence, len(undecided))
 
 
+def _capacity_unknown(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.capacity_unknown is None:
+        return None
+    sentence = f"The search says nothing of the capacity. {evidence.capacity_unknown}"
+    return Reason("capacity_unknown", Status.INVALID, sentence, None, fails_run=True)
+
+
 def _token_sources(evidence: Evidence, _: Thresholds) -> Reason | None:
     sources = sorted(evidence.token_sources)
     if len(sources) > 1:
@@ -295,5 +302,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _telemetry_missing,
     _stopped_early,
     _slo_undecided,
+    _capacity_unknown,
     _token_sources,
 )

@@ -168,6 +168,7 @@ def play(plan: dict[str, Any]) -> dict[str, Any]:
         None,
         WallAxis(),
         schedule,
+        clock_shift_ns=COMMON_CLOCK_AHEAD_NS,
     )
     POST.put(load)
     environment = Environment(user_classes=[USERS[plan["user"]]], catch_exceptions=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -11,6 +13,7 @@ import pytest
 from tests.load.scripted_server import End, ScriptedServer, Step, chunked, serving, whole
 from tests.load.stream_cases import ABC
 from vllm_locust import clock
+from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
 from vllm_locust.clock import WallAxis
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import UsageError
@@ -100,10 +103,12 @@ def test_a_user_that_gave_up_is_counted_as_abandoned() -> None:
 def test_an_arrival_whose_user_left_before_a_slot_was_free_was_never_sent() -> None:
     with working("r", patience_ns=(SECOND, SECOND)) as (server, worker, _kept):
         now_ns = clock.monotonic_ns()
-        due = DueArrival(7, now_ns - 2 * SECOND, now_ns - 2 * SECOND + worker.axis.offset_ns)
+        due = DueArrival(7, now_ns - 2 * SECOND, now_ns - 2 * SECOND + worker.axis.offset_ns).waited()
         record = ask(worker, due)
     assert (record.outcome, record.attempts, record.arrival) == (Outcome.ABANDONED, 0, 7)
     assert record.schedule_lag_ns is None
+    assert record.slot_wait_ns is not None
+    assert 2 * SECOND <= record.slot_wait_ns < 3 * SECOND
     assert record.sent_unix_ns - due.scheduled_unix_ns >= 2 * SECOND
     assert server.requests == []
 
@@ -117,3 +122,34 @@ def test_a_worker_whose_proxy_variable_is_no_proxy_takes_no_part(monkeypatch: py
     with pytest.raises(UsageError, match="http_proxy") as raised:
         LoadWorker(config, assignment, cast(Workload, None), Kept(), None, WallAxis())
     assert "secret" not in str(raised.value)
+
+
+def scheduled() -> tuple[LoadWorker, Kept]:
+    """A worker without users, of 100 arrivals per second, before its schedule begins."""
+    config = RunConfig(targets=(Target.parse("http://a"), Target.parse("http://b")), drain_timeout_ns=0)
+    schedule = Schedule(ArrivalProcess.CONSTANT, seed=1, pieces=[Piece(SECOND, 100, 100)])
+    kept = Kept()
+    assignment = Assignment("run", "w", 0, 1, 0, "m", token_detail=False)
+    return LoadWorker(config, assignment, cast(Workload, None), kept, None, WallAxis(), schedule), kept
+
+
+def test_what_was_never_sent_does_not_take_a_target_s_turn() -> None:
+    worker, kept = scheduled()
+    assert worker.dispatcher is not None
+    worker.dispatcher.begin(clock.monotonic_ns() - 45_000_000, 0)
+    worker.drain()
+    assert len(kept.requests) >= 5
+    assert {(row.attempts, row.target) for row in kept.requests} == {(0, "http://a")}
+
+
+def test_a_worker_that_is_abandoned_leaves_nothing_running() -> None:
+    before = len(gc.callbacks)
+    worker, _ = scheduled()
+    assert worker.dispatcher is not None
+    assert len(gc.callbacks) == before + 1
+    worker.abandon()
+    assert worker.draining.is_set()
+    assert worker._health._greenlet.dead
+    assert len(gc.callbacks) == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(worker.dispatcher._timer.fd)

@@ -110,6 +110,7 @@ def test_each_arrival_is_sent_once_when_it_is_due(
     for k, row in rows.items():
         sent_ns = row["sent_unix_ns"] - played["axis_offset_ns"] - played["t0_ns"]
         assert row["schedule_lag_ns"] == sent_ns - mine[k] >= 0
+        assert row["slot_wait_ns"] == 0, "a slot was idle"
         assert (row["outcome"], row["attempts"]) == ("ok", 1)
     assert played["counters"]["sent"] == len(mine)
 
@@ -122,6 +123,11 @@ def test_the_queue_before_one_slot_shows_in_the_lag_and_not_in_the_service_time(
     for k in range(6):
         assert 400 * k * MS <= rows[k]["schedule_lag_ns"] < (400 * k + 600) * MS
         assert 500 * MS <= rows[k]["ttft_ns"] < 900 * MS
+        wait_ns = rows[k]["slot_wait_ns"]
+        assert (wait_ns == 0) if k == 0 else (400 * k * MS <= wait_ns <= rows[k]["schedule_lag_ns"])
+    for row, later in pairwise(rows.values()):
+        between_ns = later["slot_wait_ns"] + 100 * MS - (row["schedule_lag_ns"] + row["done_ns"])
+        assert 0 <= between_ns < 200 * MS, "the slot is free when the answer before has ended"
     growth_ns = [later["schedule_lag_ns"] - row["schedule_lag_ns"] for row, later in pairwise(rows.values())]
     assert min(growth_ns) >= 400 * MS
     assert played["waiting_at_drain"] >= 4  # 0 and 1 can be sent by then
@@ -169,12 +175,13 @@ def test_an_arrival_has_its_task_whoever_sends_it(play: Play) -> None:
 
 
 def test_what_a_task_sends_further_has_no_schedule(play: Play) -> None:
-    played = play(user="AsksTwice", pieces=[[0.2, 50, 50]], drain_at_s=0.7)
+    played = play(user="AsksTwice", pieces=[[0.2, 50, 50]], drain_at_s=0.7, stages=[[0.0, 60.0]])
     assert Counter(row["task"] for row in played["requests"]) == {"first": 10, "second": 10}
     for row in played["requests"]:
         scheduled = (row["arrival"], row["scheduled_unix_ns"], row["schedule_lag_ns"])
         assert (row["task"] == "second") == (scheduled == (None, None, None))
     assert sorted(by_arrival(played)) == list(range(10))
+    assert [part["counters"]["sent"] for part in played["stages"]] == [20], "each counts by when it was sent"
 
 
 def test_a_session_belongs_to_its_arrival(play: Play) -> None:
@@ -221,7 +228,9 @@ def test_what_waits_is_sent_while_the_drain_lasts_and_on_record_when_it_ends(pla
         row = rows[k]
         assert (row["attempts"], row["user_id"], row["schedule_lag_ns"], row["chunk_ns"]) == (0, None, None, [])
         assert row["scheduled_unix_ns"] == played["t0_unix_ns"] + 100 * k * MS
-        assert row["sent_unix_ns"] - played["axis_offset_ns"] - played["t0_ns"] >= 1400 * MS
+        given_up_ns = row["sent_unix_ns"] - played["axis_offset_ns"] - played["t0_ns"]
+        assert given_up_ns >= 1400 * MS
+        assert (1400 - 100 * k) * MS <= row["slot_wait_ns"] <= given_up_ns - 100 * k * MS
     counters = played["counters"]
     assert (counters["in_flight"], counters["waiting_arrivals"], counters["not_good"]) == (0, 0, 5)
 

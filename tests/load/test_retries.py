@@ -151,6 +151,13 @@ def test_without_a_hint_the_wait_is_the_seeded_backoff(transport: str, server: S
     assert len(posts(server, "no_hint")) == 3
 
 
+def test_a_retry_after_of_0_does_not_hurry_the_backoff(transport: str, server: ScriptedServer) -> None:
+    seen = one(transport, server, "always", retries=2)
+    draw = random.Random("0")
+    expected_ns = sum(draw.randrange((BACKOFF_BASE_NS << retry) + 1) for retry in range(2))
+    assert expected_ns <= seen["retry_wait_ns"] < expected_ns + BUSY_MACHINE_NS
+
+
 def test_a_refused_connection_is_tried_again(transport: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,14 +67,25 @@ def searched(*probes: RecordedProbe, **settings: Any) -> dict[str, Any]:
 
 
 def summary(
-    loads: list[float], search: dict[str, Any], *, late: int | None = None, failing: int | None = None
+    loads: list[float],
+    search: dict[str, Any],
+    *,
+    late: int | None = None,
+    waited: int | None = None,
+    failing: int | None = None,
+    refused: int | None = None,
+    dropped: tuple[int, int] = (-1, 0),
 ) -> dict[str, Any]:
-    """A server of ten places of 0.5 s: 20 requests/s are all that it can do."""
+    """A server of ten places of 0.5 s: 20 requests/s are all that it can do. ``late`` and the like name a stage."""
     rows = []
     for number, load in enumerate(loads):
         seen = visits(number, load=load / 20, places=10, service_s=0.5, length_s=LENGTH_S)
-        rows += rows_of(seen, 100.0 * number, number, 0.2 if number == late else 0.0)
+        rows += rows_of(seen, 100.0 * number, number, 0.2 if number in (late, waited) else 0.0)
     for row in rows:
+        if row["stage"] == waited:
+            row["slot_wait_ns"] = row["schedule_lag_ns"]
+        if row["stage"] == refused and row["request_id"][-1] in "13579":
+            row |= {"outcome": "connect_error", "ttft_ns": None, "e2e_ns": None, "done_ns": None}
         if row["stage"] == failing and row["request_id"][-1] in "13579":
             row |= {"outcome": "http_error", "http_status": 500, "e2e_ns": None, "done_ns": None}
     listed = [
@@ -82,6 +94,7 @@ def summary(
             "name": f"{load:g}/s",
             "stage_kind": "hold",
             "offered_rps": load,
+            "dropped_arrivals": dropped[1] if number == dropped[0] else 0,
             **interval(100 * number, 100 * number + LENGTH_S),
         }
         for number, load in enumerate(loads)
@@ -142,7 +155,47 @@ def test_a_probe_of_a_late_generator_does_not_count() -> None:
     )
     assert "left out" in render_text(found)
     assert found["exit_code"] == 0, found["verdict"]
-    assert summary([12], searched(live(12, 0)), late=0)["exit_code"] == 4, "where none counts, the run says nothing"
+    nothing = summary([12], searched(live(12, 0)), late=0)
+    assert nothing["exit_code"] == 1, "where none counts, the run says nothing"
+    reasons = {reason["code"]: reason["sentence"] for reason in nothing["verdict"]["reasons"]}
+    assert "schedule_lag" in reasons
+    assert reasons["capacity_unknown"].endswith(" The one probe does not count.")
+    assert "Not known." in render_text(nothing)
+
+
+def test_a_search_that_was_given_up_says_why() -> None:
+    given_up = searched(live(10, 0)) | {"ended": "The search ended early: the server cannot be reached."}
+    found = summary([10], given_up)
+    assert found["capacity"]["why"] == (
+        "The search ended early: the server cannot be reached. Every probe up to 10 met the SLOs."
+    )
+    assert found["exit_code"] == 0, "one probe has decided something"
+
+
+@pytest.mark.parametrize(("overloaded", "counts"), [(None, False), ("queue grows", True)])
+def test_arrivals_that_were_dropped_are_not_missed_by_the_server(overloaded: str | None, counts: bool) -> None:
+    probe = live(12, 1)
+    probe = replace(probe, result=replace(probe.result, overloaded=overloaded))
+    capacity = summary([10, 12], searched(live(10, 0), probe), dropped=(1, 200))["capacity"]
+    left_out = capacity["probes"][1]["left_out"]
+    assert left_out == (None if counts else "every slot was busy, and 200 arrivals were dropped; raise -u")
+    assert (capacity["held_load"], capacity["missed_load"]) == (10, 12 if counts else None)
+
+
+def test_waits_for_a_slot_leave_a_miss_out_too() -> None:
+    capacity = summary([10, 30], searched(live(10, 0), live(30, 1)), waited=1)["capacity"]
+    assert capacity["probes"][1]["held"] is False
+    assert capacity["probes"][1]["left_out"] == (
+        "every slot was busy, and requests waited up to 200 ms (p99) for one; raise -u"
+    )
+
+
+def test_connections_that_the_server_refused_are_its_own_failures() -> None:
+    found = summary([10, 12], searched(live(10, 0), live(12, 1)), refused=1)
+    assert [probe["left_out"] for probe in found["capacity"]["probes"]] == [None, None]
+    assert [probe["held"] for probe in found["capacity"]["probes"]] == [True, False]
+    assert "too_many_failures" in {reason["code"] for reason in found["verdict"]["reasons"]}
+    assert found["exit_code"] == 1, "though a probe held"
 
 
 def test_probes_of_an_earlier_run_stand_as_they_were() -> None:

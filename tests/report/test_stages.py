@@ -97,9 +97,8 @@ def test_a_steady_window_says_so_in_one_column() -> None:
 
 def test_a_queue_at_the_client_is_shown_side_by_side() -> None:
     """One slot, half a second of service, ten requests a second: the coordinated-omission case."""
-    rows = [request(0.5 * k, [0.4, 0.5], [1, 1], scheduled=0.1 * k) for k in range(100)]
-    facts = open_loop([("10/s", 0, 10)], slots=1)
-    summary = summarize(facts, [batch(rows)])
+    rows = [request(0.5 * k, [0.4, 0.5], [1, 1], scheduled=0.1 * k, slot_wait=0.4 * k) for k in range(100)]
+    summary = summarize(open_loop([("10/s", 0, 10)]), [batch(rows)])
     (stage,) = summary["stages"]
     assert stage["ttft_s"]["p99"] == pytest.approx(0.4)
     assert stage["schedule_lag_s"]["p99"] == pytest.approx(0.4 * 98)
@@ -112,6 +111,35 @@ def test_a_queue_at_the_client_is_shown_side_by_side() -> None:
     assert labels == ["TTFT", "TTFT from schedule", "schedule lag", "TPOT", "ITL", "E2E"]
     assert "requests waited up to 39.2 s (p99) before they were sent" in " ".join(page.split())
     assert "slots_full" in [reason["code"] for reason in summary["verdict"]["reasons"]]
+
+
+def verdict_of(rows: list[dict[str, Any]]) -> dict[str, str]:
+    reasons = summarize(open_loop([("10/s", 0, 10)]), [batch(rows)])["verdict"]["reasons"]
+    return {reason["code"]: reason["severity"] for reason in reasons}
+
+
+def test_one_moment_with_every_slot_busy_excuses_no_late_generator() -> None:
+    rows = [request(0.1 * k + 0.3, [0.05], [1], scheduled=0.1 * k) for k in range(99)]
+    rows.append(request(10.3, [0.05], [1], scheduled=9.9, slot_wait=0.4))
+    assert verdict_of(rows) == {"schedule_lag": "invalid", "rate_missed": "invalid"}
+
+
+def test_the_slots_of_one_worker_of_many_are_full() -> None:
+    """Seven workers have slots to spare, and the eighth has one that is busy for 2 s."""
+    rows = []
+    for k in range(100):
+        wait = 1.2 * (k // 8) if k % 8 == 7 else 0.0
+        rows.append(request(0.1 * k + wait, [0.05], [1], scheduled=0.1 * k, slot_wait=wait, worker_id=f"w{k % 8}"))
+    assert verdict_of(rows) == dict.fromkeys(("slots_full", "rate_missed", "arrival_process"), "degraded")
+
+
+def test_what_was_never_sent_waited_for_a_slot_too() -> None:
+    rows = [request(0.1 * k, [0.05], [1], scheduled=0.1 * k) for k in range(90)]
+    given_up: dict[str, Any] = {"outcome": "censored", "attempts": 0, "schedule_lag_ns": None}
+    rows += [request(20, scheduled=0.1 * k, slot_wait=20 - 0.1 * k, **given_up) for k in range(90, 100)]
+    found = verdict_of(rows)
+    assert (found["slots_full"], found["rate_missed"]) == ("degraded", "degraded")
+    assert "schedule_lag" not in found
 
 
 def test_an_arrival_that_was_never_sent_counts_in_the_queue_alone() -> None:
@@ -242,6 +270,6 @@ def test_a_cold_start_is_shown_where_it_matters() -> None:
     assert (warm["matters"], quick["matters"]) == (False, False)
     assert cold([], 0.3) is None
     page = render_text(summarize(run(10, 20), [batch([request(1, [2], [1], phase="warmup"), request(11, [0.1], [1])])]))
-    assert "cold start: TTFT of the first 1 requests was 2 s on average (at most 2 s), and 100 ms (p50)" in " ".join(
-        page.split()
-    )
+    words = " ".join(page.split())
+    assert words.count("cold start: TTFT of the first") == 1, "the diagnosis says it, and no remark again"
+    assert "cold start: TTFT of the first 1 requests of the warm-up was 2 s on average, and 100 ms (p50)" in words

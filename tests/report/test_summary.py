@@ -97,6 +97,19 @@ def test_a_failure_is_slower_than_everything() -> None:
     assert "beyond" not in stage["ttft_s"]
 
 
+def test_a_failure_stands_for_the_samples_of_those_that_have_some() -> None:
+    """Of three ok requests two have no ITL: their chunks' tokens are not known, or there is one chunk."""
+    rows = [
+        request(11, [1, 2, 3], [1, 1, 1]),
+        request(12, [1, 2, 3]) | {"chunk_tokens": None},
+        request(13, [1], [1]),
+        request(14, outcome="http_error"),
+    ]
+    stage = only_stage(rows)
+    assert numbers(stage["itl_adjusted_s"], "n", "failed") == [4, 2]
+    assert numbers(stage["chunk_gap_adjusted_s"], "n", "failed") == [6, 2]
+
+
 def test_what_happens_before_a_request_can_fail_is_not_adjusted() -> None:
     stage = only_stage([request(12, scheduled=11, outcome="connect_error"), request(14, [1, 2], [1, 1], scheduled=14)])
     assert numbers(stage["schedule_lag_s"], "n", "max") == [2, 1]
@@ -333,8 +346,8 @@ def test_all_failed_is_beyond_everywhere() -> None:
 
 def test_coordinated_omission_is_shown() -> None:
     """Service 0.5 s, 10 requests/s, one slot: each request waits 0.4 s longer than the one before."""
-    rows = [request(10 + 0.5 * i, [0.5], [1], scheduled=10 + 0.1 * i) for i in range(20)]
-    summary = summarize({**run(), "slots": 1}, [batch(rows)], workers=[health([health_row(12, in_flight=1)])])
+    rows = [request(10 + 0.5 * i, [0.5], [1], scheduled=10 + 0.1 * i, slot_wait=0.4 * i) for i in range(20)]
+    summary = summarize(run(), [batch(rows)], workers=[health([health_row(12, in_flight=1)])])
     stage = summary["stages"][0]
     assert numbers(stage["ttft_s"], "p50", "max") == [0.5, 0.5]
     assert stage["schedule_lag_s"]["max"] == pytest.approx(19 * 0.4)

@@ -53,6 +53,7 @@ PURE = {
     "finding",
     "gpu_findings",
     "histogram",
+    "json_fields",
     "knee",
     "load_profile",
     "metrics",

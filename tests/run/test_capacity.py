@@ -17,6 +17,7 @@ import pytest
 from tests.run.simulated import (
     CHAT,
     OPEN_LOOP,
+    Distributed,
     LocustRun,
     SimServer,
     end_of,
@@ -58,7 +59,7 @@ def server(tmp_path: Path) -> Iterator[SimServer]:
         yield running
 
 
-def assert_consistent(run: LocustRun, unit: str) -> Any:
+def assert_consistent(run: LocustRun, unit: str, *, all_told: bool = True) -> Any:
     """What every search leaves behind. Its capacity in ``summary.json``."""
     summary, kept = run.summary, run.json("capacity.json")
     capacity = summary["capacity"]
@@ -68,6 +69,8 @@ def assert_consistent(run: LocustRun, unit: str) -> Any:
         assert live["stage"] == exact["stage"] == stage["stage"]
         assert live["load"] == (stage["offered_rps"] if unit == "requests/s" else stage["users"])
         assert live["window_s"] == pytest.approx(stage["length_s"], rel=1e-6)
+        if not all_told:
+            continue
         assert exact["requests"] == stage["requests"]["attempted"]
         counts = [sum(one["slos"][0]["samples"]) for one in (live, exact)]
         # In an open loop the search waits for what the schedule has; in a closed one a message may be late.
@@ -161,6 +164,64 @@ def test_a_hopeless_probe_ends_early_and_the_lowest_load_is_too_much(tmp_path: P
     assert run.exit_code in (3, 4), run.output
     assert run.exit_code == 3 or run.summary["verdict"]["status"] == "invalid"
     assert "Less than 30 requests/s" in run.output
+
+
+@pytest.mark.parametrize("when_full", ["queue", "drop"])
+def test_too_few_slots_are_no_limit_of_the_server(tmp_path: Path, server: SimServer, when_full: str) -> None:
+    """Three answers of 0.4 s at a time are 7.5 requests/s, where the server can take 20."""
+    flags = ("--capacity", "rate", "--slo", SLO, "--start-load", "12", "--budget", "60s", "-u", "3", *LOAD)
+    run = run_locust(tmp_path, server.url, *flags, "--when-full", when_full, locustfile=OPEN_LOOP)
+    capacity = assert_consistent(run, "requests/s", all_told=False)
+    assert len(capacity["probes"]) == 2, run.output
+    assert all("every slot was busy" in probe["left_out"] for probe in capacity["probes"])
+    assert (capacity["status"], capacity["held_load"], capacity["missed_load"]) == ("unknown", None, None)
+    assert "in 2 probes in a row every slot was busy" in capacity["why"]
+    assert "raise -u" in capacity["why"]
+    assert "capacity_unknown" in {reason["code"] for reason in run.summary["verdict"]["reasons"]}
+    assert run.exit_code == 1, run.output
+    assert "No probe was" not in run.output
+
+
+def test_a_server_that_is_killed_ends_the_search(tmp_path: Path, server: SimServer) -> None:
+    flags = ("--headless", "--only-summary", "--capacity", "rate", "--slo", SLO, "--start-load", "8", *LOAD)
+    search = start_locust(tmp_path, server.url, *flags, "--budget", "90s", "--run-dir", "run", locustfile=OPEN_LOOP)
+    wait_for_probes(tmp_path / "run" / "capacity.json", 1, search)
+    time.sleep(5)
+    server.stop()
+    run = end_of(search, tmp_path)
+    capacity = run.summary["capacity"]
+    assert [probe["left_out"] is None for probe in capacity["probes"]] == [True, False], run.output
+    assert "the server could not be reached" in capacity["probes"][1]["left_out"]
+    assert capacity["why"] == (
+        "The search ended early: the server cannot be reached. Every probe up to 8 met the SLOs."
+    )
+    assert "too_many_failures" in {reason["code"] for reason in run.summary["verdict"]["reasons"]}
+    assert run.exit_code == 1, run.output
+
+
+def test_a_worker_that_is_killed_steers_nothing(tmp_path: Path, server: SimServer) -> None:
+    flags = ("--capacity", "rate", "--slo", SLO, "--start-load", "8", "--budget", "90s", "--max-probes", "2", *LOAD)
+    search = Distributed(tmp_path, server.url, 2, *flags)
+    wait_for_probes(tmp_path / "run" / "capacity.json", 1, search.master)
+    time.sleep(5)
+    search.workers[1].kill()
+    run = search.end()
+    held, lost = run.summary["capacity"]["probes"]
+    assert held["left_out"] is None, run.output
+    assert "of its arrivals are lost" in lost["left_out"], run.output
+    assert run.summary["capacity"]["missed_load"] is None
+    assert lost["elapsed_s"] < lost["window_s"] + 15, "lost arrivals are not waited for"
+    assert run.exit_code == 1, run.output
+
+
+def test_the_highest_load_allowed_is_met_at_once(tmp_path: Path, server: SimServer) -> None:
+    flags = ("--capacity", "rate", "--slo", SLO, "--max-load", "2", "--budget", "40s", *LOAD)
+    run = run_locust(tmp_path, server.url, *flags, locustfile=OPEN_LOOP)
+    capacity = assert_consistent(run, "requests/s")
+    assert len(capacity["probes"]) == 1, run.output
+    assert (capacity["status"], capacity["low"]) == ("above_maximum", 2)
+    assert "At least 2 requests/s." in run.output
+    assert run.exit_code in (0, 4), run.output
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from vllm_locust.aggregate import RunAggregate
+from vllm_locust.aggregate import RunAggregate, Snapshot
 from vllm_locust.capacity import CapacitySettings
 from vllm_locust.capacity_options import CapacityOrder
 from vllm_locust.config import RunConfig, Target
@@ -46,6 +46,11 @@ class World:
     reset_at: list[int] = field(default_factory=list)
     resets_fail: bool = False
     lag_ns: int = 0
+    waiting: int = 0
+    lost: int = 0
+    outcome: Outcome = Outcome.OK
+    gone_from_ns: int | None = None
+    refused: int = 0
 
     def view(self) -> RunView:
         config = RunConfig(targets=(Target.parse("http://h:1"),), slos=("p90(ttft)<=1s",))
@@ -55,6 +60,7 @@ class World:
             snapshots=self,
             common_unix_ns=lambda: self.now_ns,
             requests_waiting=lambda: None,
+            messenger=SimpleNamespace(worker_ids=lambda: ["here"]),
             run_id="run-1",
             run_dir=RunDirectory(self.directory),
         )
@@ -71,10 +77,17 @@ class World:
 
     # As snapshots
 
+    def of_worker(self, worker_id: str) -> Snapshot:
+        stages = {span.stage: told for span in self.spans if (told := self.of_stage(span.stage)) is not None}
+        return Snapshot(worker_id, 1, self.merged(), stages)
+
     def merged(self) -> RunAggregate:
         load = self.stretches[-1].load.start_value if self.stretches else 0.0
         in_flight = round(self.queue + min(load, LIMIT_RPS) * SERVICE_S)
-        return RunAggregate(sent=self.sent, finished={Outcome.OK: self.finished}, in_flight=in_flight)
+        finished = {self.outcome: self.finished} | ({Outcome.CONNECT_ERROR: self.refused} if self.refused else {})
+        return RunAggregate(
+            sent=self.sent, finished=finished, in_flight=in_flight, waiting_arrivals=self.waiting if load else 0
+        )
 
     def of_stage(self, stage: int) -> RunAggregate | None:
         span = self.span(stage)
@@ -83,12 +96,14 @@ class World:
         seconds = (min(self.now_ns, span.end_unix_ns) - span.start_unix_ns) / NS
         due, known = self.arrivals_due(span), round(span.load.start_value * seconds)
         told = due if self.now_ns > span.end_unix_ns + self.queue * NS / LIMIT_RPS else max(0, known - 20)
-        aggregate = RunAggregate(sent=due, finished={Outcome.OK: told}, output_tokens=told)
+        told = min(told, due - self.lost)
+        in_flight = due - self.lost - told
+        aggregate = RunAggregate(sent=due, finished={self.outcome: told}, in_flight=in_flight, output_tokens=told)
         slow = span.load.start_value > LIMIT_RPS
         if told:
             aggregate.histograms["ttft"].record(3 * NS if slow else NS // 10, told)
             aggregate.histograms["e2e"].record(4 * NS if slow else round(SERVICE_S * NS), told)
-            aggregate.histograms["schedule_lag"].record(self.lag_ns, told)
+            aggregate.histograms["generator_lag"].record(self.lag_ns, told)
         return aggregate
 
     def reset(self) -> None:
@@ -110,7 +125,10 @@ class World:
                 self.now_ns += NS
                 load = stretch.load.start_value
                 self.sent += round(load)
-                self.finished += round(min(load + self.queue, LIMIT_RPS))
+                if self.gone_from_ns is not None and self.now_ns > self.gone_from_ns:
+                    self.refused += round(load)
+                else:
+                    self.finished += round(min(load + self.queue, LIMIT_RPS))
                 self.queue = max(0.0, self.queue + (load - LIMIT_RPS if load else -LIMIT_RPS))
                 probes.look()
 
@@ -193,3 +211,40 @@ def test_a_generator_that_is_always_late_ends_the_search(world: World) -> None:
     kept = search(world, max_probes=4)
     assert [probe["load"] for probe in kept["probes"]] == [10, 10, 10]
     assert all("add workers" in probe["left_out"] for probe in kept["probes"])
+
+
+def test_slots_that_are_too_few_end_the_search(world: World) -> None:
+    world.waiting = 5
+    kept = search(world)
+    assert [probe["left_out"] for probe in kept["probes"]] == ["every slot was busy; raise -u"] * 2
+    assert all(probe["window_s"] < 10 for probe in kept["probes"]), "it is over as soon as that is seen"
+    assert kept["ended"].startswith("The search ended early: in 2 probes in a row every slot was busy")
+    assert kept["ended"].endswith("raise -u.")
+
+
+def test_a_server_that_is_gone_ends_the_search(world: World) -> None:
+    world.outcome = Outcome.CONNECT_ERROR
+    kept = search(world)
+    (probe,) = kept["probes"]
+    assert probe["left_out"].startswith("the server could not be reached, and ")
+    assert probe["window_s"] < 15
+    assert kept["ended"] == "The search ended early: the server cannot be reached."
+
+
+def test_a_probe_does_not_end_while_the_server_may_be_gone(world: World) -> None:
+    world.gone_from_ns = START_NS + (3 + 5 + 2) * NS
+    kept = search(world, probe_s=5.0, min_requests=10, max_probes=2)
+    (probe,) = kept["probes"]
+    assert (probe["window_s"], probe["left_out"] is None) == (5.0, False)
+    assert kept["ended"] == "The search ended early: the server cannot be reached."
+
+
+def test_a_probe_that_lost_arrivals_steers_nothing(world: World) -> None:
+    world.lost = 7
+    kept = search(world)
+    assert [probe["load"] for probe in kept["probes"]] == [10, 10, 10]
+    assert {probe["left_out"] for probe in kept["probes"]} == {"7 of its arrivals are lost: a worker has gone"}
+    assert all(probe["elapsed_s"] < 3 + 30 + 10 for probe in kept["probes"]), "they are not waited for"
+    assert kept["ended"] == (
+        "The search ended early: 3 probes do not count, the last since 7 of its arrivals are lost: a worker has gone."
+    )

@@ -62,6 +62,19 @@ def test_a_step_of_the_masters_clock_moves_no_window(tmp_path: Path) -> None:
     assert "drain" not in {row["phase"] for row in run.requests() if row["sent_unix_ns"] < window["end_unix_ns"]}
 
 
+def test_a_clock_that_is_centuries_wrong_is_one_clear_error(tmp_path: Path) -> None:
+    words = "clock is 285 years from that of the Redis server, too far to put its times on one axis; set the clock"
+    with simserver(tmp_path, *SLOW) as server:
+        load = start_locust(tmp_path, server.url, *FLAGS, "-t", "1s", VLLM_LOCUST_TEST_CLOCK="offset=8993700000s")
+        alone = end_of(load, tmp_path)
+        by_worker = run_with_bent_worker(tmp_path, server.url, "offset=-8993700000s", "1s")
+        assert not server.truth()
+    for run, code in ((alone, 1), (by_worker, 2)):
+        assert run.exit_code == code, run.output
+        assert words in run.output
+        assert "Traceback" not in run.output
+
+
 def test_a_worker_whose_clock_is_wrong_is_put_on_the_common_axis(tmp_path: Path) -> None:
     before_ns = time.time_ns()
     with simserver(tmp_path, *SLOW) as server:

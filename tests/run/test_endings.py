@@ -84,6 +84,23 @@ def test_a_master_whose_workers_are_all_lost_merges_and_ends(tmp_path: Path) -> 
     assert {"workers_missing", "stopped_early"} <= {reason["code"] for reason in run.summary["verdict"]["reasons"]}
 
 
+@pytest.mark.parametrize("workers", [0, 2], ids=["one process", "two workers"])
+def test_ctrl_c_before_the_run_is_one_line(tmp_path: Path, workers: int) -> None:
+    distributed = processes(workers) if workers else ()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        load = start_locust(tmp_path, url, "--headless", "--only-summary", "-t", "1s", *LOAD, *distributed)
+        silent.settimeout(30)
+        asked, _ = silent.accept()
+        with asked:
+            os.killpg(load.pid, signal.SIGINT)
+            run = end_of(load, tmp_path, 40)
+    assert run.exit_code == 1, run.output
+    assert "vllm-locust: interrupted before the run began; no load was sent\n" in run.output
+    assert "Traceback" not in run.output
+    assert not run.run_dir.exists()
+
+
 def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -> None:
     port = free_port()
     web = f"http://127.0.0.1:{port}"

@@ -91,8 +91,10 @@ import gevent
 
 from vllm_locust import ChatUser
 from vllm_locust.load import limits
+from vllm_locust.run import workers
 from locust import task
 
+workers.READY_AT_THE_END_S = 30.0
 problems = limits.problems
 
 

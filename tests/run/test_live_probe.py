@@ -24,6 +24,7 @@ class Ended:
     outcome: Outcome = Outcome.OK
     e2e_ns: int | None = 2_000 * MS
     schedule_lag_ns: int | None = 0
+    slot_wait_ns: int | None = 0
     receive_lag_max_ns: int | None = None
     chunk_ns: list[int] = field(default_factory=list)
     chunk_tokens: list[int] | None = None
@@ -107,12 +108,12 @@ def test_a_generator_that_was_late_is_no_server_that_was_slow() -> None:
     live, stage = LiveProbe(10, SLOS, open_loop=True), RunAggregate()
     observe(stage, Ended(500 * MS, schedule_lag_ns=150 * MS))
     live.look(1.0, stage, stage, None, in_window=True)
-    fault = live.generator_fault(stage, None, 0)
+    fault = live.fault(stage, None, 0)
     assert fault is not None
     assert "after they were due; add workers" in fault
-    stage.waiting_arrivals = 1
-    live.look(2.0, stage, stage, None, in_window=True)
-    assert live.generator_fault(stage, None, 1) is None, "every slot was busy, which is the server's doing"
+    stage = RunAggregate()
+    observe(stage, Ended(500 * MS, schedule_lag_ns=150 * MS, slot_wait_ns=149 * MS))
+    assert live.fault(stage, None, 1) is None, "what waited for a slot, before the window, was not late"
 
 
 def test_a_queue_that_grows_ends_the_probe() -> None:
@@ -139,5 +140,58 @@ def test_arrivals_that_no_worker_has_are_lost() -> None:
     observe(stage, Ended(500 * MS))
     stage.request_sent()
     stage.dropped_arrivals = 1
-    assert live.generator_fault(stage, 4, 1) is None, "one answered, one in flight, one dropped, one waits for a slot"
-    assert live.generator_fault(stage, 6, 1) == "2 of its arrivals are lost: a worker has gone"
+    assert live.fault(stage, 4, 2) is None, "one answered, one in flight, one dropped, one waits for a slot"
+    assert live.fault(stage, 6, 2) == "2 of its arrivals are lost: a worker has gone"
+
+
+@pytest.mark.parametrize(("dropped", "words"), [(0, "busy; raise -u"), (3, "busy, and 3 arrivals were dropped; raise")])
+def test_a_probe_without_a_free_slot_says_nothing(dropped: int, words: str) -> None:
+    live, stage = LiveProbe(20, SLOS, open_loop=True), RunAggregate(dropped_arrivals=dropped)
+    stage.waiting_arrivals = 0 if dropped else 1
+    for second in range(60):
+        for _ in range(20):
+            stage.request_sent()
+        for _ in range(10):
+            stage.observe(Ended(500 * MS), True)
+        live.look(float(second), stage, stage, 3.0, in_window=True)
+    assert (live.is_over, live.overload) == (True, None), "the queue is the generator's"
+    fault = live.fault(stage, None, 0)
+    assert fault is not None
+    assert words in fault
+
+
+def test_slots_that_an_overloaded_server_fills_say_nothing_against_a_miss() -> None:
+    live, stage = LiveProbe(20, SLOS, open_loop=True), RunAggregate()
+    for second in range(60):
+        for _ in range(20):
+            stage.request_sent()
+        for _ in range(10):
+            stage.observe(Ended(500 * MS), True)
+        stage.waiting_arrivals = 5 if live.overload else 0
+        live.look(float(second), stage, stage, 3.0, in_window=True)
+    assert live.overload is not None
+    assert live.fault(stage, None, 0) is None
+    assert ended(stage, None, live).held is False
+
+
+def test_a_server_that_is_gone_is_no_slow_one() -> None:
+    live, stage = LiveProbe(10, SLOS, open_loop=True), RunAggregate()
+    for second in range(10):
+        for _ in range(2):
+            lost = second >= 5
+            observe(stage, Ended(None, Outcome.CONNECT_ERROR, e2e_ns=None) if lost else Ended(500 * MS))
+        live.look(float(second), stage, stage, None, in_window=True)
+        assert live.unreachable is (second >= 8), second
+    assert live.is_over
+    assert live.fault(stage, 20, 0) == "the server could not be reached, and 10 requests got no connection"
+
+
+def test_a_server_that_refuses_some_connections_is_there() -> None:
+    live, stage = LiveProbe(10, SLOS, open_loop=True), RunAggregate()
+    for second in range(20):
+        for number in range(10):
+            refused = number > 0 or second % 3 > 0
+            observe(stage, Ended(None, Outcome.CONNECT_ERROR, e2e_ns=None) if refused else Ended(500 * MS))
+        live.look(float(second), stage, stage, None, in_window=True)
+    assert live.fault(stage, 200, 0) is None
+    assert ended(stage, 200, live).held is False

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.run.simulated import FAST, run_locust, simserver
+from vllm_locust.load.retry import BACKOFF_BASE_NS, BACKOFF_CAP_NS
 
 LOAD = ("-u", "6", "-r", "6", "-t", "2s", "--warmup-requests", "0", "--max-tokens", "5", "--drain-timeout", "10s")
 
@@ -13,7 +14,7 @@ LOAD = ("-u", "6", "-r", "6", "-t", "2s", "--warmup-requests", "0", "--max-token
 def test_every_attempt_reaches_the_server_under_one_id(tmp_path: Path) -> None:
     fault = "status:share=0.3,code=429,retry_after=0.05"
     with simserver(tmp_path, *FAST, "--fault", fault, "--seed", "4") as server:
-        run = run_locust(tmp_path, server.url, *LOAD, "--retries", "10")
+        run = run_locust(tmp_path, server.url, *LOAD, "-t", "4s", "--retries", "10", "--max-failures", "100%")
         truth = server.truth()
     rows = run.requests()
     assert run.exit_code in (0, 4), run.output
@@ -26,7 +27,8 @@ def test_every_attempt_reaches_the_server_under_one_id(tmp_path: Path) -> None:
         ended_first = row["outcome"] == "http_error" and "the run was ending" in row["error"]
         assert ended_first or row["outcome"] == "ok"
         waits = row["attempts"] - 1
-        assert waits * 50_000_000 <= row["retry_wait_ns"] <= (waits + ended_first) * 250_000_000
+        backoff_ns = sum(min(BACKOFF_CAP_NS, BACKOFF_BASE_NS << retry) for retry in range(waits + ended_first))
+        assert waits * 50_000_000 <= row["retry_wait_ns"] <= backoff_ns + (waits + ended_first) * 200_000_000
         assert ended_first or row["ttft_ns"] > row["retry_wait_ns"]
 
 

@@ -90,3 +90,74 @@ def test_last_words_that_are_none_are_not_heeded() -> None:
     told = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=60, check=False)
     assert told.stdout == "{}\n", told.stderr
     assert told.stderr.count("The last words of worker w are not usable") == 5 * 5 + 1
+
+
+HUNG = """
+from types import SimpleNamespace
+from vllm_locust.aggregate import Snapshots
+from vllm_locust.record import FlushReport
+from vllm_locust.run import workers
+from vllm_locust.run.worker_side import flush_message
+
+workers.READY_AT_THE_END_S = 0.2
+messenger = SimpleNamespace(to_worker=lambda *_: None, worker_ids=lambda: ["hung", "late", "ready"])
+run = workers.RunWorkers("run", messenger, Snapshots())
+for worker in ("hung", "late", "ready"):
+    run.prepare(worker, {})
+run.on_ready("ready", {"run_id": "run", "error": None})
+looks = []
+
+def look():
+    looks.append(1)
+    if len(looks) == 2:
+        run.on_ready("late", {"run_id": "run", "error": None})
+    for worker in {2: ["ready"], 8: ["late"]}.get(len(looks), ()):
+        run.on_flushed(worker, flush_message(FlushReport(worker, 1, 1, 1, None), "run", 0), at_the_end=True)
+
+print(run.await_flushed(3_600_000_000_000, look))
+"""
+
+
+def test_the_end_does_not_wait_for_a_worker_that_never_gets_ready() -> None:
+    told = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=60, check=False)
+    assert told.stdout == "['hung']\n", told.stderr
+
+
+LATE_MESSAGES = """
+import json
+from types import SimpleNamespace
+from vllm_locust.load.users import POST
+from vllm_locust.record import FlushReport
+from vllm_locust.run.messenger import DRAIN, FLUSHED
+from vllm_locust.run.worker_side import WorkerSide
+
+def load(run_id):
+    return SimpleNamespace(
+        assignment=SimpleNamespace(run_id=run_id),
+        axis=SimpleNamespace(moved_ns=lambda: 0),
+        drain=lambda: done.append(f"drained {run_id}") or FlushReport("w", 1, 1, 1, None),
+        abandon=lambda: done.append(f"abandoned {run_id}"),
+        snapshot=lambda sequence: {},
+    )
+
+done, handlers = [], {}
+messenger = SimpleNamespace(
+    on=handlers.__setitem__,
+    to_master=lambda kind, payload: done.append(f"flushed {payload['run_id']}") if kind == FLUSHED else None,
+)
+side = WorkerSide(messenger, None, None)
+POST.put(load("first"))
+side.close()
+POST.put(load("second"))
+handlers[DRAIN]("m", {"run_id": "first"})
+handlers[DRAIN]("m", {"run_id": "second"})
+handlers[DRAIN]("m", {"run_id": "second"})
+print(json.dumps([done, POST.worker]))
+"""
+
+
+def test_what_is_left_of_an_earlier_run_is_abandoned_and_its_drain_not_heeded() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LATE_MESSAGES], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert told.stdout == '[["abandoned first", "drained second", "flushed second"], null]\n', told.stderr

@@ -98,7 +98,7 @@ def test_who_is_connected_when_the_parent_dies_may_finish() -> None:
 def test_the_server_dies_with_a_guard_that_is_killed() -> None:
     embedded = start_embedded()
     assert len(commands_with(str(embedded.directory))) == 1
-    os.kill(embedded.guard_pid, signal.SIGKILL)
+    os.kill(embedded._guard.pid, signal.SIGKILL)
     wait_until(lambda: not commands_with(str(embedded.directory)))
     embedded.stop()
     assert not embedded.directory.exists()

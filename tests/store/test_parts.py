@@ -140,7 +140,13 @@ def test_the_columns_are_those_of_the_design(run_dir: RunDirectory) -> None:
     finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
     names = pq.read_schema(run_dir.requests_parquet).names
     assert [name for name in names if name in DESIGN_COLUMNS] == DESIGN_COLUMNS
-    assert set(names) - set(DESIGN_COLUMNS) == {"arrival", "chunk_width_ns", "ended_ns", "prompt_tokens_planned"}
+    assert set(names) - set(DESIGN_COLUMNS) == {
+        "arrival",
+        "chunk_width_ns",
+        "ended_ns",
+        "prompt_tokens_planned",
+        "slot_wait_ns",
+    }
     assert tuple(names) == REQUESTS_PARQUET_ORDER
     finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet)
     (row,) = pq.read_table(run_dir.workers_parquet).to_pylist()

@@ -18,6 +18,7 @@ from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.intake import absorb_spools
 from vllm_locust.store.parts import list_parts, read_part_rows
+from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.rundir import RunDirectory, read_json
 from vllm_locust.store.schema import BatchHeader, BatchKind, empty_rows, encode_batch
 from vllm_locust.store.shipper import Shipper, ShipperConfig
@@ -126,6 +127,10 @@ def _recorded(run: Run) -> list[bytes]:
     return payloads
 
 
+def published_offsets(store: RunStore) -> list[ClockOffset]:
+    return [ClockOffset(**json.loads(line)) for line in store.read_control().get("clock:w1", "").splitlines()]
+
+
 def test_a_redis_that_comes_back_empty_gets_everything_again(run: Run) -> None:
     run.start_recorder()
     shipper = run.shipper()
@@ -141,11 +146,9 @@ def test_a_redis_that_comes_back_empty_gets_everything_again(run: Run) -> None:
     run.put(shipper, 40)
     assert_durable(flush(shipper))
     assert shipper.spooled_batches == 0
-    assert len(shipper.clock_offsets) == 2
-    assert len({offset.redis_run_id for offset in shipper.clock_offsets}) == 2
+    offsets = published_offsets(shipper_store)
+    assert len(offsets) == len({offset.redis_run_id for offset in offsets}) == 2
     control = shipper_store.read_control()
-    published = [ClockOffset(**json.loads(line)) for line in control["clock:w1"].splitlines()]
-    assert published == list(shipper.clock_offsets)
     run.finish()
     kept = read_json(run.run_dir.control_json)
     assert kept["t0"] == "5"
@@ -464,16 +467,18 @@ def test_a_worker_id_that_is_used_twice_is_refused_and_nothing_passes_for_durabl
 
 
 def test_clock_measurements_are_few_however_long_the_run(run: Run) -> None:
+    store = run.server.store(run.run_id)
     shipper = Shipper(
         run.server.store(run.run_id),
         ShipperConfig(worker_id="w1", spool_dir=run.spool_dir, batch_interval_ns=MILLISECOND_NS, clock_interval_ns=1),
     )
     run.shippers.append(shipper)
-    wait_until(lambda: len(shipper.clock_offsets) > 60)
-    first = shipper.clock_offsets[0]
-    wait_until(lambda: len(shipper.clock_offsets) < 40)
-    assert shipper.clock_offsets[0] == first
-    measured = [offset.measured_monotonic_ns for offset in shipper.clock_offsets]
+    wait_until(lambda: len(published_offsets(store)) > 50)
+    first = published_offsets(store)[0]
+    wait_until(lambda: len(published_offsets(store)) < 40)
+    offsets = published_offsets(store)
+    assert offsets[0] == first
+    measured = [offset.measured_monotonic_ns for offset in offsets]
     assert measured == sorted(measured)
 
 

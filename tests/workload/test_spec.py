@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,42 @@ def test_a_bad_file_of_lengths_is_refused(tmp_path: Path, content: str, message:
     path.write_text(content)
     with pytest.raises(WorkloadError, match=message):
         read_length_pairs(path)
+
+
+BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghijk")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kind: [", "not valid YAML"),
+        ("kind: {shape: hold, ? [a, b] : 3}", "a key is a list or a mapping: write a name"),
+        ("? {a: 1}\n: 3", "a key is a list or a mapping: write a name"),
+        ("kind: " + "[" * 3000, "nested more than 50 deep"),
+        ("kind: " + "{a: " * 3000, "nested more than 50 deep"),
+        (BOMB + "kind: *k", r"\*a is an alias, which is not read here: write out what it stands for"),
+        ("kind: &k [*k]", r"\*k is an alias"),
+        ("<<: {a: 1}", "<< is neither a text nor a number"),
+        ("kind: 010", "010 is another number in YAML than it seems: write it as a plain decimal"),
+        ("kind: 1:30", "1:30 is another number in YAML than it seems"),
+        ("kind: " + "9" * 5000, "is not a number"),
+        ("kind: 2026-13-45", "2026-13-45 is neither a text nor a number in YAML: put it in quotes"),
+        ("kind: !!int x", "is a tag, which is not read here: drop it"),
+        ("kind: !!python/object/apply:os.getcwd []", "is a tag, which is not read here: drop it"),
+    ],
+)
+def test_what_yaml_allows_and_nobody_means(tmp_path: Path, text: str, reason: str) -> None:
+    (problem,) = problems(tmp_path, text)
+    assert re.search(reason, problem)
+    assert "\n" not in problem
+    assert len(problem) < 500
+
+
+def test_numbers_as_yaml_1_2_writes_them(tmp_path: Path) -> None:
+    lengths = "prompt_tokens: {distribution: lognormal, median: 1_000, sigma: 5e-1, max: 2000}\noutput_tokens: 5"
+    spec = read(tmp_path, f"kind: synthetic\nname: '010'\nconversations: 9\n{lengths}")
+    assert isinstance(spec, SyntheticSpec)
+    assert spec.lengths == Marginals(Lognormal(1000, 0.5, 1, 2000), Fixed(5))
+    assert spec.name == "010"

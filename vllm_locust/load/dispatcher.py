@@ -25,6 +25,12 @@ class DueArrival(NamedTuple):
     """On this process's monotonic axis."""
     scheduled_unix_ns: int
     """T0 + offset exactly, on the common clock."""
+    slot_wait_ns: int = 0
+    """How long after ``scheduled`` a slot was free for it, or it was given up. Known once it is out of the queue."""
+
+    def waited(self) -> DueArrival:
+        """The same, out of the queue now."""
+        return self._replace(slot_wait_ns=max(0, clock.monotonic_ns() - self.scheduled_monotonic_ns))
 
 
 class Dispatcher:
@@ -119,7 +125,7 @@ class Dispatcher:
             finally:
                 self._idle.pop(waiter, None)
         else:
-            due = self._queue.popleft() if self._queue else None
+            due = self._queue.popleft().waited() if self._queue else None
             if due is not None:
                 self._note_handed(due)
         return due
@@ -136,7 +142,7 @@ class Dispatcher:
 
     def abandon(self) -> list[DueArrival]:
         """The drain is over: what was never sent, in order. It is not sent any more."""
-        never_sent = sorted([*self._queue, *self._handed.values()])
+        never_sent = sorted([*(due.waited() for due in self._queue), *self._handed.values()])
         self._queue.clear()
         self._handed.clear()
         return never_sent

@@ -70,6 +70,7 @@ class Origin:
         )
         if due is not None:
             record.arrival, record.scheduled_unix_ns = due.number, due.scheduled_unix_ns
+            record.slot_wait_ns = due.slot_wait_ns
             if record.attempts:
                 record.schedule_lag_ns = sent_ns - due.scheduled_monotonic_ns
         return record

@@ -74,9 +74,10 @@ class Retries:
 
     def _wait(self, call: Call, exchange: Exchange, sent_ns: int, retry: int) -> bool:
         """Wait until the next attempt. False where something else came first; ``exchange`` then says what."""
-        wait_ns = retry_after_ns(exchange.retry_after, clock.unix_ns())
-        if wait_ns is None:
-            wait_ns = backoff_ns(retry, self._random)
+        wait_ns = retry_after_ns(exchange.retry_after, clock.unix_ns()) or 0
+        if wait_ns < BACKOFF_BASE_NS:
+            # A server that names no time, or none worth the name, must not be asked again without a pause.
+            wait_ns = max(wait_ns, backoff_ns(retry, self._random))
         again_ns = clock.monotonic_ns() + wait_ns
         until_ns = tokenless_until_ns(call, sent_ns)
         in_time = until_ns is None or again_ns <= until_ns

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,10 @@ class LoadWorker:
         api_key: str | None,
         axis: WallAxis,
         schedule: Schedule | None = None,
+        *,
+        clock_shift_ns: int = 0,
     ) -> None:
+        """``clock_shift_ns``: from ``axis`` to the common clock."""
         self.config = config
         self.assignment = assignment
         self.workload = workload
@@ -89,11 +93,13 @@ class LoadWorker:
         self.draining = Event()
         self._sink = sink
         self.axis = axis
+        self._clock_shift_ns = clock_shift_ns
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._users = itertools.count()
         self._authorization = (("Authorization", f"Bearer {api_key}"),) if api_key else ()
-        self._targets = itertools.cycle(config.targets)
+        self._targets = deque(config.targets)
+        """In turn: the first is the next request's."""
         self._calls: set[gevent.Greenlet] = set()
         self._count_answer = answer_counter(config.tokenizer)
         self._prompts: Iterator[Prompt] | None = None
@@ -133,7 +139,9 @@ class LoadWorker:
         )
 
     def open_stage(self, stage: int, start_unix_ns: int, end_unix_ns: int) -> None:
-        """From now on keep this stage's requests in an aggregate of its own too. Said again: its times have changed."""
+        """From now on keep this stage's requests in an aggregate of its own too. Said again: its times have changed.
+        They are on the common clock.
+        """
         self._stages.open(stage, start_unix_ns, end_unix_ns)
 
     def snapshot(self, sequence: int) -> dict[str, Any]:
@@ -195,7 +203,7 @@ class LoadWorker:
         )
         request_id = self._next_request_id()
         call = Call(
-            target=next(self._targets),
+            target=self._targets[0],
             path=request_path(config.api),
             payload=payload,
             headers=(("X-Request-Id", request_id), *self._authorization),
@@ -204,7 +212,9 @@ class LoadWorker:
             patience_ns=self._patience.draw_ns(user_id, None if due is None else due.number),
             patience_from_ns=None if due is None else due.scheduled_monotonic_ns,
         )
-        stage = self._stages.at(self.axis.unix_ns() if due is None else due.scheduled_unix_ns)
+        self._targets.rotate(-1)
+        now_unix_ns = self.axis.unix_ns() + self._clock_shift_ns
+        stage = self._stages.at(now_unix_ns if due is None else due.scheduled_unix_ns)
         if stage is not None:
             stage.request_sent()
         exchange = self._exchange(call)
@@ -229,7 +239,8 @@ class LoadWorker:
         self.aggregate.observe(record, good)
         if stage is None:
             scheduled_ns = record.scheduled_unix_ns
-            stage = self._stages.at(record.sent_unix_ns if scheduled_ns is None else scheduled_ns)
+            sent_ns = record.sent_unix_ns + self._clock_shift_ns
+            stage = self._stages.at(sent_ns if scheduled_ns is None else scheduled_ns)
             if stage is None:
                 return
             stage.request_sent()
@@ -245,7 +256,7 @@ class LoadWorker:
         exchange = Exchange(CompletionReader(streamed=streamed), started_ns=clock.monotonic_ns(), attempts=0)
         exchange.fail(outcome, error)
         self.aggregate.request_sent()
-        record = self._origin.record(self._next_request_id(), next(self._targets), streamed, exchange, due)
+        record = self._origin.record(self._next_request_id(), self._targets[0], streamed, exchange, due)
         record.user_id = user_id
         self._put(record, None)
 
@@ -322,10 +333,21 @@ class LoadWorker:
 
         Arrivals that were due before and wait for a slot are still sent within the drain time.
         """
+        self._end(self.config.drain_timeout_ns)
+        report = self._sink.flush(clock.monotonic_ns() + FLUSH_TIMEOUT_NS)
+        self.transport.close()
+        return report
+
+    def abandon(self) -> None:
+        """End at once and ship nothing: the run is no more."""
+        self._end(0)
+        self.transport.close()
+
+    def _end(self, drain_timeout_ns: int) -> None:
         self.draining.set()
         if self.dispatcher is not None:
             self.dispatcher.stop()
-        deadline_ns = clock.monotonic_ns() + self.config.drain_timeout_ns
+        deadline_ns = clock.monotonic_ns() + drain_timeout_ns
         while self._unfinished() and clock.monotonic_ns() < deadline_ns:
             gevent.sleep(0.02)
         self._abandon_waiting()
@@ -338,9 +360,6 @@ class LoadWorker:
         self._health.close()
         if self.dispatcher is not None:
             self.dispatcher.close()
-        report = self._sink.flush(clock.monotonic_ns() + FLUSH_TIMEOUT_NS)
-        self.transport.close()
-        return report
 
     def _unfinished(self) -> int:
         return self.aggregate.in_flight + (0 if self.dispatcher is None else self.dispatcher.unsent)

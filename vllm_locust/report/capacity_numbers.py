@@ -11,6 +11,7 @@ import numpy as np
 from vllm_locust.capacity import Capacity, CapacitySearch, Status
 from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
 from vllm_locust.load_profile import Quantity
+from vllm_locust.outcome import Outcome
 from vllm_locust.probe import ProbeResult, SloCount, count_slo
 from vllm_locust.reason import THRESHOLDS, percent_text, time_text
 from vllm_locust.report.run_facts import RunFacts
@@ -18,6 +19,7 @@ from vllm_locust.report.stage_samples import POOLED, StageSamples
 from vllm_locust.slo import Slo, SloKind, judge_stage
 
 Json = Mapping[str, Any]
+UNCONNECTED: Final = (Outcome.CONNECT_ERROR, Outcome.TIMEOUT_CONNECT)
 SLO_MISSED: Final = "slo_missed"
 """Key of the numbers: whether no load was found at which the SLOs are met."""
 
@@ -36,7 +38,7 @@ def capacity_numbers(
     ]
     counted = [probe.result for probe in judged if probe.left_out is None]
     search = search_of(record.settings, judged)
-    result = _explained(search, facts)
+    result = _explained(search, facts, record.ended)
     held = [probe.held for probe in counted]
     return {
         "settings": asdict(record.settings),
@@ -58,10 +60,10 @@ def _overload(probe: RecordedProbe, facts: RunFacts, stages: Mapping[int, Json])
     return None if stage is None else stage["overload"]
 
 
-def _explained(search: CapacitySearch, facts: RunFacts) -> Capacity:
+def _explained(search: CapacitySearch, facts: RunFacts, given_up: str | None) -> Capacity:
     """The search ended when the histograms said so; every request may say a little less."""
-    result = search.result()
-    if facts.stopped_early is not None or not search.probes or search.next_probe() is None:
+    result = search.result(given_up)
+    if facts.stopped_early is not None or given_up is not None or not search.probes or search.next_probe() is None:
         return result
     if result.low is None or result.high is None or result.load is None:
         return replace(result, why="Counted by every request, the probes do not decide what they seemed to.")
@@ -94,7 +96,7 @@ def _by_every_request(probe: RecordedProbe, stage: Json, samples: StageSamples, 
             "gpu_utilization": None if gpu is None else gpu["mean"]["utilization"],
         },
     )
-    return replace(probe, result=result, left_out=probe.left_out or _fault(stage, facts, result))
+    return replace(probe, result=result, left_out=probe.left_out or _fault(stage, samples, result))
 
 
 def _count(slo: Slo, stage: Json, samples: StageSamples, missed: int, live: Mapping[str, SloCount]) -> SloCount:
@@ -111,20 +113,28 @@ def _count(slo: Slo, stage: Json, samples: StageSamples, missed: int, live: Mapp
     return count_slo(slo, np.concatenate((beyond, np.ones(missed, dtype=np.bool_))), value=value)
 
 
-def _fault(stage: Json, facts: RunFacts, result: ProbeResult) -> str | None:
+def _fault(stage: Json, samples: StageSamples, result: ProbeResult) -> str | None:
     """Why the stage was not the load that was asked for, by the verdict's own limits for a run that is invalid."""
-    delivery, lag_s = stage["delivery"], stage["schedule_lag_s"]["p99"]
-    if stage["requests"]["lost_arrivals"]:
-        return f"{stage['requests']['lost_arrivals']} of its arrivals are lost"
-    if delivery is None or lag_s is None:
+    delivery, lag_ns, wait_ns = stage["delivery"], samples.generator_lag_p99_ns, samples.slot_wait_p99_ns
+    lost, dropped = (stage["requests"][name] for name in ("lost_arrivals", "dropped_arrivals"))
+    if lost:
+        return f"{lost} of its arrivals are lost"
+    # Once a queue was seen to grow at the server, full slots are what came of that.
+    slots_matter = result.overloaded is None
+    if dropped and slots_matter:
+        return f"every slot was busy, and {dropped} arrivals were dropped; raise -u"
+    if delivery is None or lag_ns is None or wait_ns is None:
         return None
-    full = facts.slots is not None and (stage["in_flight"]["max"] or 0) >= facts.slots
-    late = lag_s * 1e9 > THRESHOLDS.schedule_lag_p99_ns[1]
-    if late and full and result.held:
-        return f"every slot was busy, and requests waited up to {time_text(lag_s * 1e9)} (p99) for one; raise -u"
-    if late and not full:
-        return f"its requests were sent up to {time_text(lag_s * 1e9)} (p99) after they were due; add workers"
+    matters_ns, invalid_ns = THRESHOLDS.schedule_lag_p99_ns
+    if lag_ns > invalid_ns:
+        return f"its requests were sent up to {time_text(lag_ns)} (p99) after they were due; add workers"
+    if wait_ns > invalid_ns and slots_matter:
+        return f"every slot was busy, and requests waited up to {time_text(wait_ns)} (p99) for one; raise -u"
+    full = wait_ns > matters_ns or dropped
     deviation = abs(delivery["sent"] - delivery["planned"])
+    if delivery["sent"] < delivery["planned"]:
+        # That the server took no connection is the server's doing.
+        deviation = max(0, deviation - sum(stage["requests"]["failed_by_outcome"].get(name, 0) for name in UNCONNECTED))
     beyond_floor = deviation > THRESHOLDS.stage_deviation_floor
     if not full and beyond_floor and deviation > THRESHOLDS.stage_deviation[1] * delivery["planned"]:
         return f"{delivery['sent']} requests were sent where {delivery['planned']} were planned"

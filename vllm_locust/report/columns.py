@@ -226,6 +226,8 @@ class RequestColumns(Columns):
                 return self.floats(f"{name}_ns")
             case "ttft_from_schedule":
                 return self.floats("ttft_ns") + self.floats("schedule_lag_ns")
+            case "slot_wait":
+                return self.floats("slot_wait_ns") if self.has("slot_wait_ns") else np.full(self.rows, np.nan)
             case "receive_lag":
                 return self.floats("receive_lag_max_ns")
             case "tpot":

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from vllm_locust.evidence import Delivery, Evidence, Shift
 from vllm_locust.outcome import Outcome
 from vllm_locust.reason import THRESHOLDS
@@ -16,7 +14,6 @@ from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import WorkerHealth
-from vllm_locust.statistics import PERCENTILES, percentile
 
 
 def evidence(
@@ -50,7 +47,6 @@ def evidence(
         workers_missing=facts.workers_missing,
         shifts=shifts,
         coalesced_share=reading.total.gaps["chunk_gap"].touched_share,
-        slots_were_full=facts.slots is not None and (total["in_flight"]["max"] or 0) >= facts.slots,
         **delivered,
         deliveries=tuple(_delivery(stage) for stage in stages if stage["delivery"] is not None),
         arrivals_dropped=requests["dropped_arrivals"],
@@ -74,10 +70,10 @@ def evidence(
 
 def delivered(samples: StageSamples, planned: int | None) -> dict[str, Any]:
     """How much of ``planned`` arrivals was sent in time, which is not late enough to make a run invalid."""
-    lags = np.sort(samples.values("schedule_lag"))
     in_time = samples.floats["schedule_lag"][samples.flags["scheduled"]] <= THRESHOLDS.schedule_lag_p99_ns[1]
     return {
-        "schedule_lag_p99_ns": percentile(lags, PERCENTILES["p99"]) if len(lags) else None,
+        "generator_lag_p99_ns": samples.generator_lag_p99_ns,
+        "slot_wait_p99_ns": samples.slot_wait_p99_ns,
         "planned_arrivals": planned,
         "sent_in_time": None if planned is None else int(in_time.sum()),
     }

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from vllm_locust.finding import THRESHOLDS
+from vllm_locust.gpu_findings import POWER_CAP
 from vllm_locust.report import figures
 
 Json = Mapping[str, Any]
-
-_POWER_CAP: Final = "sw_power_cap"
-_THROTTLED: Final = 0.01
-_POWER_CAPPED: Final = 0.10
-"""A GPU under full load is often at its power limit for moments."""
 
 
 def has_gpu(stages: Sequence[Json]) -> bool:
@@ -79,7 +76,7 @@ def gpu_remarks(stages: Sequence[Json]) -> Iterator[str]:
 
 def _faults(gpu: Json) -> Iterator[str]:
     for reason, share in (gpu["throttled_fraction"] or {}).items():
-        if share > (_POWER_CAPPED if reason == _POWER_CAP else _THROTTLED):
+        if share >= (THRESHOLDS.power_capped if reason == POWER_CAP else THRESHOLDS.throttled):
             yield f"was held back for {figures.share(share)} of the time: {reason.replace('_', ' ')}"
     if gpu["xids"]:
         yield f"reported XID {', '.join(map(str, gpu['xids']))}"

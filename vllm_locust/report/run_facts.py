@@ -17,8 +17,7 @@ the records: ``{"planned", "dropped", "lost", "doubled", "misplaced"}``; ``lost`
 ``clock``: ``{"step_max_ns", "uncertainty_max_ns"}``. - ``server_metrics``: ``{"pages": [{"target"}]}``, the servers
 whose own metrics were to be read. - ``telemetry``: ``{"gpus": [{"host",
 "gpu_index", "gpu_uuid", "first_unix_ns"}], "sources": [{"source", "kinds",
-"uncertainty_ns"}]}``, what a collector had sampled, or null. - ``slots``: how many requests could be in flight at most,
-over all workers; null in a closed loop.
+"uncertainty_ns"}]}``, what a collector had sampled, or null.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class RunFacts:
     unstorable_values: int
     clock_step_max_ns: int | None
     clock_uncertainty_max_ns: int | None
-    slots: int | None
     process_gap_cv: float | None
     """The coefficient of variation that the gaps between arrivals are meant to have, at a steady rate."""
     metrics_targets: tuple[str, ...]
@@ -108,7 +106,6 @@ class RunFacts:
             spooled_batches=records.get("spooled_batches") or 0,
             clock_step_max_ns=clock.get("step_max_ns"),
             clock_uncertainty_max_ns=clock.get("uncertainty_max_ns"),
-            slots=run.get("slots"),
             process_gap_cv=_process_gap_cv(run.get("schedule")),
             metrics_targets=tuple(page["target"] for page in (run.get("server_metrics") or {}).get("pages") or ()),
             gpus_watched=tuple((run.get("telemetry") or {}).get("gpus") or ()),

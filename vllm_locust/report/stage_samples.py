@@ -17,6 +17,7 @@ from vllm_locust.statistics import PERCENTILES, few_samples, nearest_rank, perce
 
 PER_REQUEST: Final = tuple(m.name for m in DISTRIBUTIONS if m.per is Per.REQUEST)
 POOLED: Final = tuple(m.name for m in DISTRIBUTIONS if m.per is not Per.REQUEST)
+_TIMES: Final = (*PER_REQUEST, "slot_wait")
 _NOT_STREAMED: Final = ("e2e", "done")
 """Latencies that an answer in one piece has as well."""
 _KEPT_COUNTS: Final = ("prompt_tokens", "output_tokens", "prompt_tokens_planned")
@@ -32,8 +33,11 @@ class BoundedGaps:
         self.touched = PooledSample()
         self.lowest = PooledSample()
         self.highest = PooledSample()
+        self.requests = 0
+        """That gave one sample or more."""
 
     def add(self, gaps: Gaps) -> None:
+        self.requests += len(np.unique(gaps.request))
         touched = (gaps.width_before_ns > 0) | (gaps.width_after_ns > 0)
         self.certain.add(gaps.gap_ns[~touched], None if gaps.tokens is None else gaps.tokens[~touched])
         if touched.any():
@@ -47,6 +51,7 @@ class BoundedGaps:
         whole = cls()
         for name in ("certain", "touched", "lowest", "highest"):
             setattr(whole, name, PooledSample.union(getattr(part, name) for part in parts))
+        whole.requests = sum(part.requests for part in parts)
         return whole
 
     @property
@@ -102,7 +107,7 @@ class StageSamples:
         self._sent.append(columns.ints("sent_unix_ns")[mine])
         outcomes = columns.texts("outcome")
         self.outcomes.update(str(outcomes[row]) for row in np.flatnonzero(mine))
-        values = {name: columns.metric_ns(name) for name in PER_REQUEST}
+        values = {name: columns.metric_ns(name) for name in _TIMES}
         good, decided = judge_requests(slos, columns.ok, columns.slo_values_ns())
         flags = (columns.ok, columns.flags("streamed"), good, decided, columns.known("scheduled_unix_ns"))
         for name, flag in zip(_FLAGS, flags, strict=True):
@@ -125,7 +130,7 @@ class StageSamples:
     def settle(self) -> None:
         if not self._sent:
             self.flags = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
-            self.floats = {name: np.empty(0) for name in (*PER_REQUEST, *_KEPT_COUNTS, *_OF_CHUNKS)}
+            self.floats = {name: np.empty(0) for name in (*_TIMES, *_KEPT_COUNTS, *_OF_CHUNKS)}
             return
         sent = np.concatenate(self._sent)
         order = np.argsort(sent, kind="stable")
@@ -152,6 +157,16 @@ class StageSamples:
     def attempted(self) -> int:
         return len(self.sent_unix_ns)
 
+    @property
+    def generator_lag_p99_ns(self) -> float | None:
+        """By how much requests were sent late although a slot was free for them."""
+        return _p99(self.floats["schedule_lag"] - self.floats["slot_wait"])
+
+    @property
+    def slot_wait_p99_ns(self) -> float | None:
+        """Of all arrivals on record, also those that were never sent."""
+        return _p99(self.floats["slot_wait"])
+
     def values(self, metric: str) -> Floats:
         """In the order of sending; of ok requests only, unless the metric is measured on all."""
         values = self.floats[metric]
@@ -173,14 +188,13 @@ class StageSamples:
         return values[~np.isnan(values) & (ok | failed_counts)]
 
     def failed_gap_samples(self, metric: str) -> int:
-        """Each failed request stands for as many samples as an ok one has on average, so that its share is kept."""
+        """Each failed request stands for as many samples as an ok one that has any, on average: its share is kept."""
         ok = self.flags["ok"]
         failed = int((~ok & self.flags["streamed"]).sum())
-        samples = self.gaps[metric].n
-        with_samples = int((ok & (self.floats["chunks"] >= 2)).sum())
-        if not samples:
+        gaps = self.gaps[metric]
+        if not gaps.n:
             return 0 if ok.any() else failed
-        return -(-failed * samples // with_samples)
+        return -(-failed * gaps.n // gaps.requests)
 
     def shifts(self) -> list[Shift]:
         """How far percentiles could be off, where chunks came without stamps of their own."""
@@ -212,3 +226,8 @@ class StageSamples:
                     lowest_ns=percentile(low, q),
                     highest_ns=percentile(high, q),
                 )
+
+
+def _p99(values: Floats) -> float | None:
+    known = np.sort(values[~np.isnan(values)])
+    return percentile(known, PERCENTILES["p99"]) if len(known) else None

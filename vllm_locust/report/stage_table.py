@@ -63,8 +63,8 @@ def stage_lines(stages: Sequence[Json], name_of: Callable[[Json], str]) -> list[
 
 
 def remarks(summary: Json) -> Iterator[str]:
-    """Sentences on stages that were no steady state, on a queue that one of two TTFTs hides, on requests that were
-    tried again, and on a cold start.
+    """Sentences on stages that were no steady state, on a queue that one of two TTFTs hides, and on requests that were
+    tried again.
     """
     stages = summary["stages"]
     for stage in stages:
@@ -84,13 +84,6 @@ def remarks(summary: Json) -> Iterator[str]:
         yield (
             f"{figures.count(retried)} {noun} needed more than one attempt: TTFT and E2E count from the first and "
             "hold the waits between them"
-        )
-    cold = summary["cold_start"]
-    if cold is not None and cold["matters"]:
-        mean, most, window = (figures.time(cold[f"{name}_s"]) for name in ("ttft_mean", "ttft_max", "window_ttft_p50"))
-        yield (
-            f"cold start: TTFT of the first {cold['requests']} requests was {mean} on average (at most {most}), "
-            f"and {window} (p50) in the window"
         )
 
 

@@ -13,7 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_locust.evidence import Shift
+from vllm_locust.capacity import Status
+from vllm_locust.evidence import Evidence, Shift
+from vllm_locust.outcome import Outcome
 from vllm_locust.report.blocks import pooled_block, seconds
 from vllm_locust.report.capacity_numbers import SLO_MISSED, capacity_numbers
 from vllm_locust.report.columns import Source
@@ -77,7 +79,8 @@ def summarize(
     capacity = None if capacity_search is None else capacity_numbers(capacity_search, facts, stages, reading.stages)
     asked = _Asked(facts, slo, stages) if capacity is None else _of_a_search(capacity, facts, slo, stages)
     load = delivered(reading.total, total["planned_arrivals"]) if asked.stages is stages else _of_stages(asked, reading)
-    verdict = judge(evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages, load))
+    found = evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages, load)
+    verdict = judge(found if capacity is None else _evidence_of_a_search(found, capacity, reading))
     cold_start = reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"])
     return {
         "schema": SCHEMA,
@@ -113,18 +116,29 @@ class _Asked(NamedTuple):
 def _of_a_search(
     capacity: Mapping[str, Any], facts: RunFacts, slo: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
 ) -> _Asked:
-    """Probes beyond the capacity miss their SLOs and may fail: that is what they are for. Those that do not count,
-    since the generator was late, are named with the result; where none counts, all are held against the run.
+    """Probes beyond the capacity miss their SLOs: that is what they are for. Those that do not count, since the
+    generator was late, are named with the result; where none counts, all are held against the run.
     """
     left_out = {probe["stage"] for probe in capacity["probes"] if probe["left_out"]}
     counted = [stage for stage in stages if stage["stage"] not in left_out]
-    if any(probe["held"] for probe in capacity["probes"]):
-        facts = replace(facts, max_failures=None)
     return _Asked(
         facts,
         {**slo, "missed": capacity[SLO_MISSED], "per_stage": (), "stages": ()},
         counted if left_out and counted else stages,
     )
+
+
+def _evidence_of_a_search(found: Evidence, capacity: Mapping[str, Any], reading: Reading) -> Evidence:
+    """Requests beyond the capacity may fail. Once a load has held, only those count that reached no server at all, be
+    it before a window, within it or after it.
+    """
+    judged = [probe["held"] for probe in capacity["probes"] if not probe["left_out"]]
+    unknown = capacity["status"] == Status.UNKNOWN and set(judged) <= {None}
+    found = replace(found, capacity_unknown=capacity["why"] if unknown else None)
+    if True not in judged:
+        return found
+    requests = reading.everything.requests
+    return replace(found, attempted=requests.total(), failed=requests[Outcome.CONNECT_ERROR], unfinished=0)
 
 
 def _of_stages(asked: _Asked, reading: Reading) -> dict[str, Any]:

@@ -36,11 +36,15 @@ logger = logging.getLogger(__name__)
 LOOK_NS: Final = 1_000_000_000
 NEWS_NS: Final = 2_200_000_000
 """A worker tells once a second, and what it tells is on its way for a moment."""
+LOST_NS: Final = 5_000_000_000
+"""So long after a window's end every worker that is there has told of all the arrivals that it has of it."""
 STEP_NS: Final = 1_000_000_000
 PIECES: Final = 20
 MIN_PIECE_NS: Final = 2_000_000_000
 SETTLE_LATENCIES: Final = 2.0
 """A load has settled after so many times the median latency, if not before."""
+FULL_IN_A_ROW: Final = 2
+"""So many probes without a free slot in a row end the search."""
 _Result = TypeVar("_Result")
 
 
@@ -69,6 +73,7 @@ class CapacityProbes:
         self._plan: Iterator[Stretch] | None = None
         self._live: LiveProbe | None = None
         self._stage = 0
+        self._full_in_a_row = 0
         self._due: int | None = None
         self._began_ns = 0
         self._looked_ns = 0
@@ -119,11 +124,26 @@ class CapacityProbes:
         self._live = None
 
     def _next_probe(self) -> Probe | None:
-        left_out = sum(probe.left_out is not None for probe in self._record.probes)
-        if left_out > self._record.settings.max_probes // 2:
-            logger.error("The search ends: the generator was too late in %d probes; add workers", left_out)
+        self._record.ended = self._why_given_up()
+        if self._record.ended is not None:
+            logger.error("%s", self._record.ended)
+            self._write()
             return None
         return _aside(self._search.next_probe)
+
+    def _why_given_up(self) -> str | None:
+        """The same load would only bring the same again."""
+        if self._live is not None and self._live.unreachable:
+            return "The search ended early: the server cannot be reached."
+        if self._full_in_a_row >= FULL_IN_A_ROW:
+            return (
+                f"The search ended early: in {self._full_in_a_row} probes in a row every slot was busy, so that the "
+                "load was not the planned one; raise -u."
+            )
+        left_out = [probe.left_out for probe in self._record.probes if probe.left_out is not None]
+        if len(left_out) > self._record.settings.max_probes // 2:
+            return f"The search ended early: {len(left_out)} probes do not count, the last since {left_out[-1]}."
+        return None
 
     def _one_probe(self, probe: Probe) -> Iterator[Stretch]:
         logger.info(
@@ -139,7 +159,7 @@ class CapacityProbes:
         self._live, self._due = LiveProbe(probe.load, self._slos, open_loop=self._open_loop), None
         for length_ns in self._pieces(round(probe.window_s * 1e9)):
             yield self._stretch(probe.load, length_ns, self._stage)
-            if self._live.overload is not None:
+            if self._live.is_over:
                 break
         yield from self._await_answers(self._live)
 
@@ -162,9 +182,12 @@ class CapacityProbes:
         self._due = self._course.arrivals_due(span)
         while True:
             now_ns = self._view.common_unix_ns()
-            if self._answered(now_ns - end_ns) or now_ns - end_ns > self._view.config.drain_timeout_ns:
+            in_doubt = live.in_doubt and not live.unreachable
+            if (
+                self._answered(now_ns - end_ns) and not in_doubt
+            ) or now_ns - end_ns > self._view.config.drain_timeout_ns:
                 return
-            hopeless = live.overload is not None or (self._due is not None and live.surely_missed(self._due))
+            hopeless = live.is_over or (self._due is not None and live.surely_missed(self._due) and not in_doubt)
             yield self._stretch(0.0 if hopeless and self._open_loop else live.load, STEP_NS, None)
 
     def _answered(self, since_end_ns: int) -> bool:
@@ -172,8 +195,17 @@ class CapacityProbes:
         if stage is None or since_end_ns < 0:
             return False
         if self._due is None:
-            return since_end_ns > NEWS_NS and not stage.in_flight
-        return sum(stage.finished.values()) + stage.dropped_arrivals >= self._due
+            return since_end_ns > NEWS_NS and not self._unfinished()
+        if sum(stage.finished.values()) + stage.dropped_arrivals >= self._due:
+            return True
+        return since_end_ns > LOST_NS and not self._unfinished()
+
+    def _unfinished(self) -> int:
+        """Of the stage's arrivals, those in flight or without a slot. What a worker that is gone had is lost."""
+        here, snapshots = self._view.messenger.worker_ids(), self._view.snapshots
+        newest = [snapshot for worker_id in here if (snapshot := snapshots.of_worker(worker_id)) is not None]
+        in_flight = sum(one.stages[self._stage].in_flight for one in newest if self._stage in one.stages)
+        return in_flight + sum(one.aggregate.waiting_arrivals for one in newest)
 
     def _empty(self, probe: Probe) -> Iterator[Stretch]:
         """Silence until no more is in flight than the load itself has; nothing at all, where the cache is reset. Users
@@ -239,7 +271,8 @@ class CapacityProbes:
             ended_early=live.overload is not None,
         )
         self._began_ns = now_ns
-        fault = live.generator_fault(stage, self._due, self._view.snapshots.merged().waiting_arrivals)
+        self._full_in_a_row = self._full_in_a_row + 1 if live.slots_full else 0
+        fault = live.fault(stage, self._due, self._unfinished())
         probe = RecordedProbe(run_id=self._view.run_id, stage=self._stage, result=result, left_out=fault)
         self._record.probes.append(probe)
         self._note_repeated_prompts()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_locust.capacity_options import CapacityOrder
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences, search_of
+from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences, judged_probes, search_of
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.load.preflight import ServerFacts
@@ -59,10 +59,13 @@ def _earlier_probes(directory: str, terms: dict[str, Any]) -> tuple[RecordedProb
     try:
         content = read_json(path)
         record = SearchRecord.from_json(content)
-        probes = [RecordedProbe.from_json(row) for row in content.get("judged", ())] or record.probes
-    except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
+        probes = judged_probes(content) or record.probes
+        problems = differences(record.terms, terms)
+    except (StoreError, ValueError) as error:
         raise UsageError(f"--resume {directory}: {path} cannot be used: {error}") from None
-    if problems := differences(record.terms, terms):
+    except RecursionError:
+        raise UsageError(f"--resume {directory}: {path} cannot be used: it is nested too deeply") from None
+    if problems:
         raise UsageError(*(f"--resume {directory}: another search, by {problem}" for problem in problems))
     return tuple(
         RecordedProbe(run_id=probe.run_id, stage=None, result=probe.result)

@@ -314,7 +314,7 @@ class RunController:
         self._progress.end()
         self._merge()
         if self._store is not None and report is not None and report.drained:
-            self._store.ttl(max(1, self._config.ttl_ns // 1_000_000_000))
+            self._store.ttl(self._config.ttl_ns // 1_000_000_000)
         self._tear_down()
 
     def _end_scraper(self) -> None:

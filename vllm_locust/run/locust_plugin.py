@@ -20,7 +20,7 @@ from locust.runners import LocalRunner, Runner, WorkerRunner
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.capacity_record import RecordedProbe
 from vllm_locust.config import RunConfig
-from vllm_locust.errors import StoreError, UsageError, VllmLocustError
+from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
 from vllm_locust.load.open_loop import kind_problems
 from vllm_locust.load.preflight import ask_server, reset_prefix_cache
 from vllm_locust.load.users import POST
@@ -81,6 +81,9 @@ def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:
             _MasterProcess(environment, runner, secrets, options, headless=web_ui is None)
     except VllmLocustError as error:
         _exit_with(error)
+    except KeyboardInterrupt:
+        # The server is asked and the workload loaded before Locust has a handler for it.
+        _exit_with(RunFailed("interrupted before the run began; no load was sent"))
 
 
 _events: Any = events
@@ -146,16 +149,17 @@ class _MasterProcess:
         self._present: set[str] = set()
         self._earlier: tuple[RecordedProbe, ...] = ()
         """Probes of the search that is gone on with."""
+        # Before the check, which takes a while: workers may connect and announce themselves meanwhile.
+        self._messenger.on(PRESENT, self._on_present)
+        self._messenger.on(READY, self._to_controller("on_ready"))
+        self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
+        self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
         self._checked = self._check() if headless else None
         self._spawn_order = SpawnOrder()
         environment.dispatcher_class = functools.partial(OrderedDispatcher, self._spawn_order)
         self._set_default_users(environment.parsed_options)
         if isinstance(runner, LocalRunner):
             WorkerSide(self._messenger, secrets, None)
-        self._messenger.on(PRESENT, self._on_present)
-        self._messenger.on(READY, self._to_controller("on_ready"))
-        self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
-        self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
         self._locust_stop, self._locust_quit = runner.stop, runner.quit
         runner.stop = self._stop
         runner.quit = self._quit

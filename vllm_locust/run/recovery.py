@@ -169,7 +169,7 @@ def _drain(order: MergeOrder, redis_url: str) -> None:
 def _let_expire(order: MergeOrder) -> None:
     store = _store(order)
     try:
-        store.ttl(max(1, int(read_json(order.run_dir.run_json)["config"]["ttl_ns"]) // 1_000_000_000))
+        store.ttl(int(read_json(order.run_dir.run_json)["config"]["ttl_ns"]) // 1_000_000_000)
     finally:
         store.close()
 

@@ -56,7 +56,7 @@ class WorkerSide:
         messenger.on(BEGIN, self._on_begin)
         messenger.on(EXTEND, self._on_extend)
         messenger.on(STAGE, self._on_stage)
-        messenger.on(DRAIN, lambda _sender, _payload: self._drain())
+        messenger.on(DRAIN, self._on_drain)
 
     def _on_prepare(self, _sender: str, payload: Any) -> None:
         try:
@@ -78,6 +78,8 @@ class WorkerSide:
         self.close()
 
     def _prepare(self, payload: Any) -> None:
+        if self._draining:
+            self._left.wait()
         if payload["version"] != __version__:
             raise UsageError(
                 f"this worker runs vllm-locust {__version__}, the master {payload['version']}; install the same version"
@@ -135,7 +137,16 @@ class WorkerSide:
         self._draining = False
         self._left.clear()
         _calm_garbage_collector(config.transport)
-        load = LoadWorker(config, assignment, workload, self._shipper, self._secrets.api_key, axis, self._schedule)
+        load = LoadWorker(
+            config,
+            assignment,
+            workload,
+            self._shipper,
+            self._secrets.api_key,
+            axis,
+            self._schedule,
+            clock_shift_ns=self._clock_shift_ns,
+        )
         POST.put(load)
         self._snapshots = gevent.spawn(self._report, load)
 
@@ -177,10 +188,11 @@ class WorkerSide:
     def _on_stage(self, _sender: str, payload: Any) -> None:
         load = self._load_of(payload)
         if load is not None:
-            # Scheduled times are on the common clock already; others are this process's own.
-            shift_ns = self._clock_shift_ns if load.dispatcher is None else 0
-            start_ns, end_ns = payload["start_unix_ns"] - shift_ns, payload["end_unix_ns"] - shift_ns
-            load.open_stage(int(payload["stage"]), start_ns, end_ns)
+            load.open_stage(int(payload["stage"]), payload["start_unix_ns"], payload["end_unix_ns"])
+
+    def _on_drain(self, _sender: str, payload: Any) -> None:
+        if self._load_of(payload) is not None:
+            self._drain()
 
     @staticmethod
     def _load_of(payload: Any) -> LoadWorker | None:
@@ -193,16 +205,22 @@ class WorkerSide:
         if load is None or self._draining:
             return
         self._draining = True
-        report = load.drain()
+        try:
+            report = load.drain()
+            self._end_snapshots()
+            self._send_snapshot(load)
+            last_words = flush_message(report, load.assignment.run_id, load.axis.moved_ns())
+            self._publish(last_words)
+            self._messenger.to_master(FLUSHED, last_words)
+        finally:
+            POST.put(None)
+            self.close()
+            self._left.set()
+
+    def _end_snapshots(self) -> None:
         if self._snapshots is not None:
             self._snapshots.kill()
-        self._send_snapshot(load)
-        last_words = flush_message(report, load.assignment.run_id, load.axis.moved_ns())
-        self._publish(last_words)
-        self._messenger.to_master(FLUSHED, last_words)
-        POST.put(None)
-        self.close()
-        self._left.set()
+            self._snapshots = None
 
     def _publish(self, last_words: dict[str, Any]) -> None:
         """For a merge without the master, should it be gone."""
@@ -222,6 +240,12 @@ class WorkerSide:
         self._left.wait()
 
     def close(self) -> None:
+        """Let go of the run. Where it was not drained, as its start failed or its master died, of its load too."""
+        self._end_snapshots()
+        load = POST.worker
+        if load is not None:
+            POST.put(None)
+            load.abandon()
         if self._shipper is not None:
             self._shipper.close()
             self._shipper = None

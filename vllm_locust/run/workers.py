@@ -20,6 +20,8 @@ READY_TIMEOUT_S = 120.0
 SILENT_WHILE_PREPARED_S = 30.0
 """Loading a large workload may keep a worker from its heartbeats for so long."""
 WAIT_FOR_GONE_S = 5.0
+READY_AT_THE_END_S = 5.0
+"""A worker that has come just before the end of the run may take so long; one that hangs does not hold the end up."""
 POLL_S = 0.05
 
 
@@ -116,10 +118,11 @@ class RunWorkers:
 
     def await_flushed(self, limit_ns: int, meanwhile: Callable[[], None]) -> list[str]:
         """Wait for the workers' last words. Returns those that were lost without, or had left before the end."""
-        deadline_ns = clock.monotonic_ns() + limit_ns
+        begun_ns = clock.monotonic_ns()
         absences = Absences(self._messenger)
-        while clock.monotonic_ns() < deadline_ns:
-            waiting = [w for w in self._prepared_ns if w not in self._flushed and w not in self._refused]
+        while (waited_ns := clock.monotonic_ns() - begun_ns) < limit_ns:
+            awaited = self._prepared_ns if waited_ns < READY_AT_THE_END_S * 1e9 else self._answers
+            waiting = [w for w in awaited if w not in self._flushed and w not in self._refused]
             if len(absences.beyond(waiting, WAIT_FOR_GONE_S)) == len(waiting):
                 break
             meanwhile()

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_locust import clock
+from vllm_locust.errors import StoreError
 
 SERVER_RESOLUTION_NS = 1_000
+MAX_OFFSET_NS = 100 * 366 * 86_400_000_000_000
+"""A host without a battery is in 1970. Times much further away do not fit into the tables' 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ def measure_clock_offset(
     monotonic_ns: Callable[[], int] = clock.monotonic_ns,
 ) -> ClockOffset:
     """Probe the server ``probes`` times. The round trip is timed on the monotonic clock, so that a step of the wall
-    clock inside a probe shifts only that probe's offset, by at most the step, and never its uncertainty.
+    clock inside a probe shifts only that probe's offset, by at most the step, and never its uncertainty. Raises
+    StoreError where the two clocks are a century apart.
     """
 
     def probe() -> tuple[int, ClockOffset]:
@@ -51,4 +55,11 @@ def measure_clock_offset(
             redis_run_id=redis_run_id,
         )
 
-    return min((probe() for _ in range(probes)), key=lambda measured: measured[0])[1]
+    measured = min((probe() for _ in range(probes)), key=lambda measured: measured[0])[1]
+    if abs(measured.offset_ns) > MAX_OFFSET_NS:
+        years = abs(measured.offset_ns) / (365.25 * 86_400e9)
+        raise StoreError(
+            f"this host's clock is {years:.0f} years from that of the Redis server, too far to put its times on one "
+            "axis; set the clock that is wrong"
+        )
+    return measured

@@ -57,10 +57,6 @@ class EmbeddedValkey:
     directory: Path
     _guard: subprocess.Popen[bytes]
 
-    @property
-    def guard_pid(self) -> int:
-        return self._guard.pid
-
     def stop(self) -> None:
         """End the server at once; nothing of it is left."""
         send_line(self._guard, "stop")

@@ -81,6 +81,7 @@ _HEALTH_V1: Final = _schema(
 _REQUESTS_V2: Final = (
     _REQUESTS_V1.insert(_REQUESTS_V1.get_field_index("scheduled_unix_ns"), pa.field("arrival", pa.int64()))
     .insert(_REQUESTS_V1.get_field_index("done_ns") + 2, pa.field("ended_ns", pa.int64()))
+    .insert(_REQUESTS_V1.get_field_index("schedule_lag_ns") + 3, pa.field("slot_wait_ns", pa.int64()))
     .set(_REQUESTS_V1.get_field_index("user_id"), pa.field("user_id", pa.int64()))
 )
 _ARRIVALS_V2: Final = _schema(

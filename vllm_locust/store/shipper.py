@@ -142,10 +142,6 @@ class Shipper:
         """Values from a server that no column could hold: a lone surrogate, a count beyond 64 bits."""
         return self._unstorable_values + self._columns.unstorable_values
 
-    @property
-    def clock_offsets(self) -> tuple[ClockOffset, ...]:
-        return tuple(self._clock_offsets)
-
     def flush(self, deadline_ns: int) -> FlushReport:
         with self._lock:
             self._seal()

@@ -3,33 +3,93 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Mapping
+import re
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from vllm_locust.errors import WorkloadError
 
 _REQUIRED = object()
+_MAX_DEPTH: Final = 50
+"""Of mappings and lists within each other. What people write has four."""
+_TYPES: Final = ("null", "bool", "int", "float", "str", "seq", "map")
+_OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|[-+]?[0-9_]+(?::[0-9]+)+(?:\.[0-9_]*)?")
+_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets a second key of the same name replace the first in silence."""
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses what YAML allows and nobody means: a second key of the same name, which replaces the first in silence;
+    010 for 8 and 1:30 for 90; aliases and depth with which a small file keeps a computer busy for days. Takes 1e2 for
+    the number that it is, as YAML 1.2 does.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _fault(f"*{event.anchor} is an alias, which is not read here: write out what it stands for", event)
+        if event.tag not in (None, "!"):
+            raise _fault(f"{event.tag} is a tag, which is not read here: drop it", event)
+        if self._depth == _MAX_DEPTH:
+            raise _fault(f"it is nested more than {_MAX_DEPTH} deep", event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _fault("a key is a list or a mapping: write a name", key_node)
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            if key in seen:
+                raise _fault(f"key {key!r} stands twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if _OCTAL_OR_SEXAGESIMAL.fullmatch(node.value):
+            raise _fault(
+                f"{node.value[:40]} is another number in YAML than it seems: write it as a plain decimal", node
+            )
+        try:
+            whole = node.tag == "tag:yaml.org,2002:int"
+            return int(self.construct_yaml_int(node)) if whole else float(self.construct_yaml_float(node))
+        except ValueError:
+            raise _fault(f"{node.value[:40]!r} is not a number", node) from None
+
+    def construct_other(self, node: yaml.ScalarNode) -> None:
+        raise _fault(f"{node.value[:40]} is neither a text nor a number in YAML: put it in quotes", node)
+
+
+def _fault(text: str, at: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=at.start_mark)
+
+
+def _constructor_of(name: str) -> Callable[[_StrictLoader, Any], Any]:
+    if name in ("int", "float"):
+        return _StrictLoader.construct_number
+    constructor: Callable[[_StrictLoader, Any], Any] = yaml.SafeLoader.yaml_constructors[f"tag:yaml.org,2002:{name}"]
+    return constructor
+
+
+_StrictLoader.yaml_constructors = {
+    None: _StrictLoader.construct_other,
+    **{f"tag:yaml.org,2002:{name}": _constructor_of(name) for name in _TYPES},
+}
+_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def read_yaml_mapping(path: Path, what: str = "workload", *, first_key: str = "kind") -> Mapping[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except OSError as error:
         raise WorkloadError(f"{what} {path} cannot be read ({error.strerror}); check the path") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
