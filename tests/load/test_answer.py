@@ -147,13 +147,12 @@ def test_an_answer_without_an_end_is_no_answer(kind: bytes, monkeypatch: pytest.
     monkeypatch.setattr("vllm_locust.load.answer.MAX_EVENT_BYTES", 1000)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind
     pieces = [head, *(frame(b"data: " + b"x" * 94) for _ in range(10))]
-    answer, _ = answered(pieces)
-    assert not answer.complete
+    answer, completion = answered(pieces)
+    assert not facts(answer, completion)["complete"]
     answer.feed(read_of(frame(b"x"), 99_000))
-    assert answer.complete
-    assert not answer.reusable
-    assert answer.exchange.outcome is Outcome.BAD_RESPONSE
-    assert answer.exchange.error == "an event or a body of more than 64 MiB"
+    told = facts(answer, completion)
+    assert (told["complete"], told["reusable"], told["outcome"]) == (True, False, Outcome.BAD_RESPONSE)
+    assert told["error"] == "an event or a body of more than 64 MiB"
 
 
 @pytest.mark.parametrize("transport", ["sse", "openai"])
