@@ -85,6 +85,7 @@ class Inbox:
         "reads",
         "recvmsg",
         "sock",
+        "stamp_ns",
         "stamps",
         "undrained_ns",
     )
@@ -101,6 +102,8 @@ class Inbox:
         """Nothing hangs on parsing at once: in the middle of a stream of tokens. The end of a body is parsed at once.
         """
         self.read_bytes = READ_BYTES
+        self.stamp_ns = 0
+        """Of the last read."""
         self.drained_ns = 0
         self.undrained_ns = 0
         """The floor of a read that did not empty the socket holds for the next one; 0 where there was none such."""
@@ -228,9 +231,15 @@ class Receiver:
                 if lag_ns < 0:
                     lag_ns = 0
                 lags_ns.append(lag_ns)
-                read = (data, now_ns - lag_ns, floor_ns, True, lag_ns)
+                stamp_ns = now_ns - lag_ns
+                # The distance of the clocks is known to some tens of nanoseconds, and bytes of one socket are in order.
+                if stamp_ns < inbox.stamp_ns:
+                    stamp_ns = inbox.stamp_ns
+                read = (data, stamp_ns, floor_ns, True, lag_ns)
             else:
+                stamp_ns = now_ns
                 read = (data, now_ns, floor_ns, False, 0)
+            inbox.stamp_ns = stamp_ns
             held_bytes += len(data)
             reads = inbox.reads
             reads.append(read)
