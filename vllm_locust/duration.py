@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h|)")
-_UNIT_NS: Final = {
+UNIT_NS: Final = {
     "ns": 1,
     "us": 1_000,
     "ms": 1_000_000,
@@ -37,4 +37,4 @@ def parse_duration_ns(text: str) -> int:
         or (len(parts) > 1 and any(not p[2] for p in parts))
     ):
         raise ValueError(f"{text[:60]!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
-    return bounded_duration_ns(sum(round(float(part[1]) * _UNIT_NS[part[2]]) for part in parts), text)
+    return bounded_duration_ns(sum(round(float(part[1]) * UNIT_NS[part[2]]) for part in parts), text)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust.duration import UNIT_NS
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS, SCALARS, Better, Per
 from vllm_locust.statistics import PERCENTILES
 
@@ -26,16 +27,7 @@ REQUEST_METRICS: Final = (*(m.name for m in DISTRIBUTIONS if m.per is Per.REQUES
 STAGE_NUMBERS: Final = tuple(m.name for m in SCALARS if m.better is not Better.NEITHER and m.name != "dropped_arrivals")
 NEED_REQUEST_SLO: Final = ("goodput_rps", "good_fraction")
 
-_NS_PER_UNIT: Final = {
-    "ns": 1,
-    "us": 1_000,
-    "µs": 1_000,
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-    "": 1_000_000_000,
-}
+_NS_PER_UNIT: Final = {**UNIT_NS, "µs": UNIT_NS["us"]}
 _EXPRESSION = re.compile(
     r"(?:(?P<function>[a-z0-9._]+)\((?P<argument>\w+)\)|(?P<name>\w+))"
     r"(?P<operator><=|>=|==|=|<|>)(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[a-zµ%]*)"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from vllm_locust.finding import THRESHOLDS
 from vllm_locust.report.columns import Columns, Floats, Ints, Source, read_batches
 from vllm_locust.report.counters import Counter, Series
 from vllm_locust.report.run_facts import Interval
@@ -28,8 +29,6 @@ LONGEST_SILENCE_S: Final = 5.0
 SHORTEST_WINDOW_S: Final = 2.0
 _RESTARTED_S: Final = 0.5
 """Starts of a process further apart than this are two: some servers round the time."""
-SAME_REQUESTS: Final = 0.25
-"""Counts of first tokens that differ by no more of the clients' are taken to be of the same requests."""
 _Key = tuple[str, str | None, str]
 
 
@@ -133,7 +132,7 @@ class ServerMetrics:
         theirs is the network's.
         """
         number = self._gain("ttft_seconds_count", span)
-        same = number is not None and abs(number - client["n"]) <= SAME_REQUESTS * client["n"]
+        same = number is not None and abs(number - client["n"]) <= THRESHOLDS.same_requests * client["n"]
         mean, queue, prefill = (self._mean(name, span) for name in ("ttft", "queue", "prefill"))
         return {
             "n": number,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -167,8 +168,13 @@ def encode_batch(header: BatchHeader, rows: pa.RecordBatch) -> bytes:
         f"{_PREFIX}kind": header.kind.value,
         f"{_PREFIX}lost_rows": str(header.lost_rows),
     }
+    return pack_rows(rows, metadata)
+
+
+def pack_rows(rows: pa.RecordBatch, metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a batch: one Arrow stream with the metadata, framed and compressed."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata)) as writer:
+    with pa.ipc.new_stream(sink, rows.schema.with_metadata(dict(metadata))) as writer:
         writer.write_batch(rows)
     return compress_stream(sink.getvalue())
 
@@ -202,7 +208,7 @@ def decode_batch(payload: bytes, run_id: str) -> Batch:
             rows.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, StopIteration, MemoryError, UnicodeDecodeError) as exc:
         raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes is not an Arrow stream: {exc}") from exc
-    _check_rows(header, rows)
+    check_rows(f"batch {header.seq} of {header.worker_id!r}", rows)
     return Batch(header, rows if version == SCHEMA_VERSION else _current_batch(rows, header.kind))
 
 
@@ -243,9 +249,10 @@ def bounded_number(text: str, low: int, high: int) -> int:
     return int(text)
 
 
-def _check_rows(header: BatchHeader, rows: pa.RecordBatch) -> None:
+def check_rows(batch: str, rows: pa.RecordBatch) -> None:
+    """What no schema says of rows from a network. ``batch`` is its name in a refusal."""
     if rows.num_rows > MAX_BATCH_ROWS:
-        raise BatchRefused("too_large", f"batch {header.seq} of {header.worker_id!r} has {rows.num_rows} rows")
+        raise BatchRefused("too_large", f"{batch} has {rows.num_rows} rows")
     for index, field in enumerate(rows.schema):
         if not field.nullable and rows.column(index).null_count:
-            raise BatchRefused("null_value", f"batch {header.seq} of {header.worker_id!r} has no {field.name} in a row")
+            raise BatchRefused("null_value", f"{batch} has no {field.name} in a row")

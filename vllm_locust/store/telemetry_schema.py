@@ -15,13 +15,13 @@ import pyarrow as pa
 from vllm_locust.errors import StoreError
 from vllm_locust.store.columns import storable_column
 from vllm_locust.store.schema import (
-    MAX_BATCH_ROWS,
     MAX_SEQ,
     BatchRefused,
     bounded_number,
+    check_rows,
     check_worker_id,
-    compress_stream,
     decompress_stream,
+    pack_rows,
 )
 from vllm_locust.telemetry import COLUMNS, ColumnType, Row, TelemetryKind
 
@@ -74,10 +74,7 @@ def encode_telemetry(header: TelemetryHeader, rows: pa.RecordBatch) -> bytes:
         f"{_PREFIX}seq": str(header.seq),
         f"{_PREFIX}kind": header.kind.value,
     }
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata)) as writer:
-        writer.write_batch(rows)
-    return compress_stream(sink.getvalue())
+    return pack_rows(rows, metadata)
 
 
 def decode_telemetry(payload: bytes) -> TelemetryBatch:
@@ -91,11 +88,7 @@ def decode_telemetry(payload: bytes) -> TelemetryBatch:
             rows.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, StopIteration, MemoryError, UnicodeDecodeError) as exc:
         raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes is not an Arrow stream: {exc}") from exc
-    if rows.num_rows > MAX_BATCH_ROWS:
-        raise BatchRefused("too_large", f"batch {header.seq} of {header.source!r} has {rows.num_rows} rows")
-    for index, field in enumerate(rows.schema):
-        if not field.nullable and rows.column(index).null_count:
-            raise BatchRefused("null_value", f"batch {header.seq} of {header.source!r} has no {field.name} in a row")
+    check_rows(f"batch {header.seq} of {header.source!r}", rows)
     return TelemetryBatch(header, rows.replace_schema_metadata(None))
 
 
