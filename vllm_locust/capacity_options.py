@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from vllm_locust.capacity import CapacitySettings
+from vllm_locust.capacity.probe import allowed_share
+from vllm_locust.capacity.search import CapacitySettings
 from vllm_locust.duration import parse_duration_ns
 from vllm_locust.load_profile import MAX_VALUE, MIN_RATE_RPS, LoadProfile, ProfileStage, Quantity
-from vllm_locust.probe import allowed_share
 from vllm_locust.slo import SloKind, parse_slos
 
 CAPACITY_FLAGS: Final = (

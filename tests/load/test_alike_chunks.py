@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.completion import CompletionReader
-from vllm_locust.completion_state import Completion
+from vllm_locust.completion.reader import CompletionReader
+from vllm_locust.completion.state import Completion
 from vllm_locust.load.answer import HttpAnswer, whole_chunks
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import Exchange

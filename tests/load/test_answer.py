@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.load.answer import HttpAnswer
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import Exchange

@@ -10,10 +10,10 @@ import pytest
 from tests.queueing import Visits, visits
 from tests.report.rows import batch, health, health_row, interval, request, run
 from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
-from vllm_locust.capacity import CapacitySettings
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, final_json
+from vllm_locust.capacity.probe import ProbeResult, SloCount
+from vllm_locust.capacity.record import RecordedProbe, SearchRecord, final_json
+from vllm_locust.capacity.search import CapacitySettings
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import ProbeResult, SloCount
 from vllm_locust.report.capacity_text import capacity_sentences
 from vllm_locust.report.html import render_html
 from vllm_locust.report.summary import summarize

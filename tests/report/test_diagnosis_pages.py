@@ -15,7 +15,8 @@ from tests.report.test_gpu_numbers import row as gpu_row
 from tests.report.test_server_numbers import SCHEMA as SERVER_SCHEMA
 from tests.report.test_server_numbers import Look, times
 from tests.report.test_server_numbers import rows as server_rows
-from vllm_locust.finding import Need
+from vllm_locust.diagnosis.figures import PrefillFigures
+from vllm_locust.diagnosis.finding import Need
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.report.diagnosis_prefills import Turns
 from vllm_locust.report.html import render_html
@@ -24,7 +25,6 @@ from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.summary import summarize
 from vllm_locust.report.text import WIDTH, render_text
 from vllm_locust.simserver.engine import Engine, EngineConfig, EngineRequest
-from vllm_locust.stage_figures import PrefillFigures
 from vllm_locust.store.telemetry_schema import telemetry_rows
 from vllm_locust.telemetry import TelemetryKind
 

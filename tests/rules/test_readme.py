@@ -14,7 +14,7 @@ import pytest
 
 from vllm_locust.outcome import Outcome
 from vllm_locust.store.finalize import REQUESTS_PARQUET_ORDER
-from vllm_locust.verdict import RULES
+from vllm_locust.verdict.judge import RULES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def first_cells(title: str) -> set[str]:
 
 def verdict_codes() -> set[str]:
     """Every first argument of a ``Reason`` in the rules."""
-    modules = (ROOT / "vllm_locust" / name for name in ("verdict.py", "delivered_load.py"))
+    modules = (ROOT / "vllm_locust" / name for name in ("verdict/judge.py", "verdict/delivered_load.py"))
     source = "".join(module.read_text(encoding="utf-8") for module in modules)
     codes = set(re.findall(r'Reason\(\s*"([a-z_]+)"', source))
     assert len(codes) >= len(RULES)

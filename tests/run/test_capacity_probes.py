@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from vllm_locust.aggregate import RunAggregate, Snapshot
-from vllm_locust.capacity import CapacitySettings
+from vllm_locust.capacity.search import CapacitySettings
 from vllm_locust.capacity_options import CapacityOrder
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import TargetError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.run.simulated import OPEN_LOOP, LocustRun, run_locust, simserver
-from vllm_locust.reason import THRESHOLDS
+from vllm_locust.verdict.reason import THRESHOLDS
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from vllm_locust.aggregate import RunAggregate
+from vllm_locust.capacity.probe import ProbeResult
 from vllm_locust.outcome import Outcome
-from vllm_locust.probe import ProbeResult
 from vllm_locust.run.live_probe import LiveProbe
 from vllm_locust.slo import parse_slos
 

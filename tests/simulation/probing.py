@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.simulation.offline_server import Lengths, Load, OfflineServer, PoissonLoad, Served, UsersLoad
-from vllm_locust.capacity import CapacitySearch, CapacitySettings
+from vllm_locust.capacity.probe import Probe, ProbeResult, SloCount, count_slo
+from vllm_locust.capacity.search import CapacitySearch, CapacitySettings
 from vllm_locust.load_profile import Quantity
 from vllm_locust.overload import Overload
-from vllm_locust.probe import Probe, ProbeResult, SloCount, count_slo
 from vllm_locust.simserver.engine import EngineConfig
 from vllm_locust.slo import Slo, SloKind, judge_requests, parse_slos
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from tests.simulation.cases import CASES
 from tests.simulation.probing import Case, OfflineTarget, run_search
-from vllm_locust.capacity import Capacity, CapacitySearch, CapacitySettings
+from vllm_locust.capacity.probe import Probe
+from vllm_locust.capacity.search import Capacity, CapacitySearch, CapacitySettings
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import Probe
 
 TRUTH_LOADS = (0.96, 0.98, 1.0, 1.02, 1.04)
 TRUTH_REQUESTS = 400_000

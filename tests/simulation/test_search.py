@@ -14,9 +14,9 @@ import pytest
 from tests.simulation.cases import CASES
 from tests.simulation.probing import Case, OfflineTarget, run_search
 from tests.simulation.study import search_settings
-from vllm_locust.capacity import Capacity
+from vllm_locust.capacity.probe import Probe
+from vllm_locust.capacity.search import Capacity
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import Probe
 
 STUDY = "VLLM_LOCUST_TEST_STUDY"
 QUICK = ("max_num_seqs, p99(ttft)", "decoding, goodput", "KV cache, p99(ttft)", "two SLOs", "users, p95(tpot)")

@@ -10,8 +10,8 @@ from operator import itemgetter
 
 import httptools
 
-from vllm_locust.chunk_template import unquoted
-from vllm_locust.completion import MOST_ALIKE, CompletionReader
+from vllm_locust.completion.chunk_template import unquoted
+from vllm_locust.completion.reader import MOST_ALIKE, CompletionReader
 from vllm_locust.load.receiver import Read
 from vllm_locust.load.transport import ERROR_BODY_BYTES, MAX_EVENT_BYTES, TOO_LONG, Exchange
 from vllm_locust.outcome import Outcome

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import gevent
 
 from vllm_locust import clock
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.load.transport import (
     ERROR_BODY_BYTES,
     MAX_EVENT_BYTES,

@@ -12,7 +12,7 @@ import orjson
 from gevent.event import Event
 
 from vllm_locust import clock
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.config import Target
 from vllm_locust.load.answer import HttpAnswer
 from vllm_locust.load.connection import Connection, ConnectionPool

@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 
 from vllm_locust import clock
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.load.transport import (
     Call,
     CutShort,

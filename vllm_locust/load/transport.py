@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import gevent
 
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.config import Target, Timeouts
 from vllm_locust.outcome import Outcome
 

@@ -19,7 +19,7 @@ from vllm_locust import clock
 from vllm_locust.aggregate import RunAggregate, StageAggregates
 from vllm_locust.arrival import Schedule
 from vllm_locust.clock import WallAxis
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.config import RunConfig
 from vllm_locust.load.dispatcher import Dispatcher, DueArrival
 from vllm_locust.load.health import HealthSampler

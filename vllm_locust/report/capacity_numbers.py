@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from vllm_locust.capacity import Capacity, CapacitySearch, Status
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
+from vllm_locust.capacity.probe import ProbeResult, SloCount, count_slo
+from vllm_locust.capacity.record import RecordedProbe, SearchRecord, search_of
+from vllm_locust.capacity.search import Capacity, CapacitySearch, Status
 from vllm_locust.load_profile import Quantity
 from vllm_locust.outcome import Outcome
-from vllm_locust.probe import ProbeResult, SloCount, count_slo
-from vllm_locust.reason import THRESHOLDS, percent_text, time_text
 from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.stage_samples import POOLED, StageSamples
 from vllm_locust.slo import Slo, SloKind, judge_stage
+from vllm_locust.verdict.reason import THRESHOLDS, percent_text, time_text
 
 Json = Mapping[str, Any]
 UNCONNECTED: Final = (Outcome.CONNECT_ERROR, Outcome.TIMEOUT_CONNECT)

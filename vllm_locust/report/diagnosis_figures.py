@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from vllm_locust.diagnosis import diagnose
-from vllm_locust.reason import Status
-from vllm_locust.report.reading import Reading
-from vllm_locust.report.worker_health import WorkerHealth
-from vllm_locust.stage_figures import (
+from vllm_locust.diagnosis.diagnose import diagnose
+from vllm_locust.diagnosis.figures import (
     ColdStart,
     GeneratorDoubt,
     GpuFigures,
@@ -18,7 +15,10 @@ from vllm_locust.stage_figures import (
     ServerFigures,
     StageFigures,
 )
-from vllm_locust.verdict import Verdict
+from vllm_locust.report.reading import Reading
+from vllm_locust.report.worker_health import WorkerHealth
+from vllm_locust.verdict.judge import Verdict
+from vllm_locust.verdict.reason import Status
 
 Json = Mapping[str, Any]
 

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust.diagnosis.figures import PrefillFigures
 from vllm_locust.histogram import LogHistogram
 from vllm_locust.phases import Phase
 from vllm_locust.report.columns import Flags, Floats, Ints, RequestColumns
 from vllm_locust.report.stage_samples import StageSamples
-from vllm_locust.stage_figures import PrefillFigures
 from vllm_locust.statistics import percentile
 
 _P50, _P90 = Fraction(1, 2), Fraction(9, 10)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_locust.evidence import Delivery, Evidence, Shift
 from vllm_locust.outcome import Outcome
-from vllm_locust.reason import THRESHOLDS
 from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts
 from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import WorkerHealth
+from vllm_locust.verdict.evidence import Delivery, Evidence, Shift
+from vllm_locust.verdict.reason import THRESHOLDS
 
 
 def evidence(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from vllm_locust.finding import THRESHOLDS
-from vllm_locust.gpu_findings import POWER_CAP
+from vllm_locust.diagnosis.finding import THRESHOLDS
+from vllm_locust.diagnosis.gpu import POWER_CAP
 from vllm_locust.report import figures
 
 Json = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vllm_locust.finding import THRESHOLDS
+from vllm_locust.diagnosis.finding import THRESHOLDS
 from vllm_locust.report.columns import Columns, Floats, Ints, Source, read_batches
 from vllm_locust.report.counters import Counter, Series
 from vllm_locust.report.run_facts import Interval

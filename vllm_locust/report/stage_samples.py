@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from vllm_locust.evidence import Shift
 from vllm_locust.metrics import CATALOGUE, DISTRIBUTIONS, Per
 from vllm_locust.pooled import PooledSample
 from vllm_locust.report.columns import Flags, Floats, Gaps, Ints, RequestColumns
 from vllm_locust.slo import Slo, judge_requests
 from vllm_locust.statistics import PERCENTILES, few_samples, nearest_rank, percentile
+from vllm_locust.verdict.evidence import Shift
 
 PER_REQUEST: Final = tuple(m.name for m in DISTRIBUTIONS if m.per is Per.REQUEST)
 POOLED: Final = tuple(m.name for m in DISTRIBUTIONS if m.per is not Per.REQUEST)

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_locust.capacity import Status
-from vllm_locust.evidence import Evidence, Shift
+from vllm_locust.capacity.search import Status
 from vllm_locust.outcome import Outcome
 from vllm_locust.report.blocks import pooled_block, seconds
 from vllm_locust.report.capacity_numbers import SLO_MISSED, capacity_numbers
@@ -31,7 +30,8 @@ from vllm_locust.report.stage_samples import StageSamples
 from vllm_locust.report.worker_health import read_worker_health
 from vllm_locust.slo import SloKind, StageJudgement, judge_stage
 from vllm_locust.statistics import ks_distance
-from vllm_locust.verdict import exit_code, judge
+from vllm_locust.verdict.evidence import Evidence, Shift
+from vllm_locust.verdict.judge import exit_code, judge
 
 SCHEMA: Final = 1
 LengthReference = tuple[npt.NDArray[Any], npt.NDArray[Any]]

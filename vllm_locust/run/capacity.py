@@ -17,12 +17,12 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.aggregate import RunAggregate
-from vllm_locust.capacity import Capacity
+from vllm_locust.capacity.probe import Probe
+from vllm_locust.capacity.record import RecordedProbe, SearchRecord, search_of
+from vllm_locust.capacity.search import Capacity
 from vllm_locust.capacity_options import CapacityOrder, hold
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, search_of
 from vllm_locust.errors import VllmLocustError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import Probe
 from vllm_locust.run.live_probe import LiveProbe
 from vllm_locust.run.stage_spans import Stretch
 from vllm_locust.slo import parse_slos

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vllm_locust.capacity.record import RecordedProbe, SearchRecord, differences, judged_probes, search_of
 from vllm_locust.capacity_options import CapacityOrder
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences, judged_probes, search_of
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.load.preflight import ServerFacts

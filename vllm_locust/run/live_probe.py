@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 
 from vllm_locust.aggregate import RunAggregate
+from vllm_locust.capacity.probe import BATCHES, ProbeResult, SloCount, allowed_share
 from vllm_locust.metrics import CATALOGUE, Per
 from vllm_locust.outcome import Outcome
 from vllm_locust.overload import Overload
-from vllm_locust.probe import BATCHES, ProbeResult, SloCount, allowed_share
-from vllm_locust.reason import THRESHOLDS, time_text
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.statistics import PERCENTILES, nearest_rank
+from vllm_locust.verdict.reason import THRESHOLDS, time_text
 
 SURELY_MISSED: Final = 3
 """So many times as many beyond a limit as are allowed in the whole probe are a miss, whatever is still to come."""

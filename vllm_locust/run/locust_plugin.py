@@ -18,7 +18,7 @@ from locust import argument_parser, events
 from locust.runners import LocalRunner, Runner, WorkerRunner
 
 from vllm_locust.aggregate import Snapshots
-from vllm_locust.capacity_record import RecordedProbe
+from vllm_locust.capacity.record import RecordedProbe
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
 from vllm_locust.load.open_loop import kind_problems

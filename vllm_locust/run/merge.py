@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vllm_locust.capacity_record import final_json
+from vllm_locust.capacity.record import final_json
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError, WorkloadError
 from vllm_locust.phases import PHASES, Phase, assign_phase, belonging_time, interval_index

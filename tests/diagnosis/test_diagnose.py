@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_locust.diagnosis import RULES, diagnose
-from vllm_locust.finding import THRESHOLDS, TITLES, Finding, Need
-from vllm_locust.stage_figures import (
+from vllm_locust.diagnosis.diagnose import RULES, diagnose
+from vllm_locust.diagnosis.figures import (
     ColdStart,
     GeneratorDoubt,
     GpuFigures,
@@ -18,6 +17,7 @@ from vllm_locust.stage_figures import (
     ServerFigures,
     StageFigures,
 )
+from vllm_locust.diagnosis.finding import THRESHOLDS, TITLES, Finding, Need
 
 MS = 1e6
 SERVER = ServerFigures(

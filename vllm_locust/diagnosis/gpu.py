@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
-from vllm_locust.finding import Answer, Finding, Need, Rule, Thresholds
-from vllm_locust.reason import number_text, percent_text
-from vllm_locust.stage_figures import GpuFigures, RunFigures, StageFigures
+from vllm_locust.diagnosis.figures import GpuFigures, RunFigures, StageFigures
+from vllm_locust.diagnosis.finding import Answer, Finding, Need, Rule, Thresholds
+from vllm_locust.verdict.reason import number_text, percent_text
 
 _ACTIVITIES: Final = {
     "tensor_activity": "tensor cores",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.goldens import STREAMS, golden
-from vllm_locust.completion import CompletionReader
+from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.outcome import Outcome
 from vllm_locust.sse import Event, EventDecoder
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.capacity_model import (
+from vllm_locust.capacity.model import (
     CapacityPosterior,
     Observation,
     _log_beta_binomial,
@@ -15,7 +15,7 @@ from vllm_locust.capacity_model import (
     capacity_posterior,
     root_posterior,
 )
-from vllm_locust.probe import ProbeResult, SloCount
+from vllm_locust.capacity.probe import ProbeResult, SloCount
 
 SLO = "p99(ttft)<=1s"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from vllm_locust.stage_figures import RunFigures, StageFigures
+from vllm_locust.diagnosis.figures import RunFigures, StageFigures
 
 
 class Need(StrEnum):

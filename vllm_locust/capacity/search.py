@@ -1,7 +1,7 @@
 """Search for the capacity: the highest load (rate or users) at which every SLO is met.
 
 At first the load doubles or halves until one probe held and one missed. Then each probe is put at the median of what
-is known of the capacity (``capacity_model``), where its outcome is least certain, and is given as much time as is left
+is known of the capacity (``capacity.model``), where its outcome is least certain, and is given as much time as is left
 for it, or as it takes to become as precise as was asked for. Every probe counts to the end: those near the capacity
 are worth as much as one long one.
 
@@ -19,10 +19,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from vllm_locust.capacity_model import CapacityPosterior, capacity_posterior
-from vllm_locust.knee import CurvePoint, Knee, find_knee
+from vllm_locust.capacity.knee import CurvePoint, Knee, find_knee
+from vllm_locust.capacity.model import CapacityPosterior, capacity_posterior
+from vllm_locust.capacity.probe import Probe, ProbeResult
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import Probe, ProbeResult
 
 TAIL: Final = 0.025
 SURE: Final = 0.95

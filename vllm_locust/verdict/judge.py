@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm_locust.delivered_load import DELIVERED_LOAD_RULES
-from vllm_locust.evidence import Evidence, Shift
-from vllm_locust.reason import (
+from vllm_locust.verdict.delivered_load import DELIVERED_LOAD_RULES
+from vllm_locust.verdict.evidence import Evidence, Shift
+from vllm_locust.verdict.reason import (
     EXTREME,
     THRESHOLDS,
     Reason,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.probe import ProbeResult, SloCount, allowed_share, by_slo, count_slo
+from vllm_locust.capacity.probe import ProbeResult, SloCount, allowed_share, by_slo, count_slo
 from vllm_locust.slo import parse_slo
 from vllm_locust.statistics import PERCENTILES, nearest_rank
 

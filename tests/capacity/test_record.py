@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from vllm_locust.capacity import CapacitySettings, Status
+from vllm_locust.capacity.probe import ProbeResult, SloCount
+from vllm_locust.capacity.record import RecordedProbe, SearchRecord, differences, judged_probes, search_of
+from vllm_locust.capacity.search import CapacitySettings, Status
 from vllm_locust.capacity_options import CapacityOrder
-from vllm_locust.capacity_record import RecordedProbe, SearchRecord, differences, judged_probes, search_of
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import ProbeResult, SloCount
 from vllm_locust.run import capacity_terms
 
 SETTINGS = CapacitySettings(quantity=Quantity.RATE, start_load=8, min_load=1, max_probes=5, budget_s=300)

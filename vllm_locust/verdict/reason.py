@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from vllm_locust.evidence import Evidence
+from vllm_locust.verdict.evidence import Evidence
 
 
 class Status(StrEnum):

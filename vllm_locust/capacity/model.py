@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from vllm_locust.probe import ProbeResult, SloCount, by_slo
+from vllm_locust.capacity.probe import ProbeResult, SloCount, by_slo
 
 Floats = npt.NDArray[np.float64]
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from vllm_locust.evidence import Delivery, Evidence
-from vllm_locust.reason import Reason, Rule, Status, Thresholds, number_text, percent_text, severity_by, time_text
+from vllm_locust.verdict.evidence import Delivery, Evidence
+from vllm_locust.verdict.reason import (
+    Reason,
+    Rule,
+    Status,
+    Thresholds,
+    number_text,
+    percent_text,
+    severity_by,
+    time_text,
+)
 
 
 def _schedule_lag(evidence: Evidence, thresholds: Thresholds) -> Reason | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from vllm_locust.choice import (
+from vllm_locust.completion.choice import (
     MAX_TOKENS,
     WRONG_TYPES,
     Choice,
@@ -19,8 +19,8 @@ from vllm_locust.choice import (
     short_text,
     token_count,
 )
-from vllm_locust.chunk_template import ChunkTemplate
-from vllm_locust.completion_state import Completion
+from vllm_locust.completion.chunk_template import ChunkTemplate
+from vllm_locust.completion.state import Completion
 from vllm_locust.protocol import bounded, error_in, error_message
 from vllm_locust.sse import Event
 

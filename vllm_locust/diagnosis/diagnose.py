@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vllm_locust.finding import THRESHOLDS, TITLES, Answer, Finding, Need, Rule, Thresholds
-from vllm_locust.gpu_findings import GPU_RULES
-from vllm_locust.server_findings import SERVER_RULES
-from vllm_locust.stage_figures import RunFigures
-from vllm_locust.stream_findings import STREAM_RULES
+from vllm_locust.diagnosis.figures import RunFigures
+from vllm_locust.diagnosis.finding import THRESHOLDS, TITLES, Answer, Finding, Need, Rule, Thresholds
+from vllm_locust.diagnosis.gpu import GPU_RULES
+from vllm_locust.diagnosis.server import SERVER_RULES
+from vllm_locust.diagnosis.stream import STREAM_RULES
 
 RULES: Final[tuple[tuple[str, Rule], ...]] = (*SERVER_RULES, *GPU_RULES, *STREAM_RULES)
 _OF_THE_RUN: Final = frozenset(("cold_start", "client_bound"))

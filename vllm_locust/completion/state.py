@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_locust.choice import Choice, ToolCall, joined
+from vllm_locust.completion.choice import Choice, ToolCall, joined
 from vllm_locust.outcome import Outcome
 
 

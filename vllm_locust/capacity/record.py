@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Self
 
-from vllm_locust.capacity import CapacitySearch, CapacitySettings
+from vllm_locust.capacity.probe import ProbeResult
+from vllm_locust.capacity.search import CapacitySearch, CapacitySettings
 from vllm_locust.json_fields import SHOWN, JsonFields
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import ProbeResult
 
 SCHEMA: Final = 1
 _WORDS: Final = {

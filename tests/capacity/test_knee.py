@@ -1,6 +1,6 @@
 import pytest
 
-from vllm_locust.knee import CurvePoint, find_knee
+from vllm_locust.capacity.knee import CurvePoint, find_knee
 
 
 def mm1(load: float) -> CurvePoint:

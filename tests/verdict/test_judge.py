@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from vllm_locust import delivered_load, verdict
-from vllm_locust.evidence import Delivery, Evidence, Shift
-from vllm_locust.reason import Status
-from vllm_locust.verdict import exit_code, judge
+from vllm_locust.verdict import delivered_load
+from vllm_locust.verdict import judge as judge_module
+from vllm_locust.verdict.evidence import Delivery, Evidence, Shift
+from vllm_locust.verdict.judge import exit_code, judge
+from vllm_locust.verdict.reason import Status
 
 
 def delivery(stage: str, planned: int = 1000, sent: int = 1000, *, hold: bool = True, cv: float = 1.09) -> Delivery:
@@ -252,7 +253,7 @@ def test_slots_that_were_full_excuse_a_load_unless_the_generator_was_late(
 
 
 def test_every_reason_that_there_is_has_its_case_above() -> None:
-    texts = (Path(module.__file__ or "").read_text(encoding="utf-8") for module in (verdict, delivered_load))
+    texts = (Path(module.__file__ or "").read_text(encoding="utf-8") for module in (judge_module, delivered_load))
     codes = {code for text in texts for code in re.findall(r'Reason\(\s*"(\w+)"', text)}
     assert len(codes) > 20
     assert codes == {code for _, code, *_ in REASONS}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from vllm_locust.finding import Answer, Finding, Need, Rule, Thresholds
-from vllm_locust.reason import number_text, percent_text, time_text
-from vllm_locust.stage_figures import RunFigures, ServerFigures, StageFigures
+from vllm_locust.diagnosis.figures import RunFigures, ServerFigures, StageFigures
+from vllm_locust.diagnosis.finding import Answer, Finding, Need, Rule, Thresholds
+from vllm_locust.verdict.reason import number_text, percent_text, time_text
 
 
 def _kv_cache_pressure(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answer:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.completion import CompletionReader
-from vllm_locust.completion_state import Completion
+from vllm_locust.completion.reader import CompletionReader
+from vllm_locust.completion.state import Completion
 from vllm_locust.sse import Event, EventDecoder
 
-GOLDENS = sorted((Path(__file__).parent / "goldens" / "vllm_0_32").glob("*.sse"))
+GOLDENS = sorted((Path(__file__).parents[1] / "goldens" / "vllm_0_32").glob("*.sse"))
 
 PLAIN: dict[str, Any] = {
     "id": "chatcmpl-1",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_locust.capacity import Capacity, CapacitySearch, CapacitySettings, Status
+from vllm_locust.capacity.probe import BATCHES, Probe, ProbeResult, SloCount
+from vllm_locust.capacity.search import Capacity, CapacitySearch, CapacitySettings, Status
 from vllm_locust.load_profile import Quantity
-from vllm_locust.probe import BATCHES, Probe, ProbeResult, SloCount
 
 ALLOWED = 0.01
 Shares = Callable[[float], float]
