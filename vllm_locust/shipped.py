@@ -1,4 +1,6 @@
-"""Where the shipped locustfiles, workloads and shapes lie: beside the package in a checkout, in it once installed."""
+"""What is shipped: locustfiles, workloads and shapes, beside the package in a checkout, in it once installed; and the
+library that draws.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +32,8 @@ def shipped_path(name: str) -> Path:
             return path
     names = ", ".join(path.name for path in files)
     raise UsageError(f"path {name}: nothing of that name is shipped; use one of {names}")
+
+
+def chart_library() -> str:
+    """Apache ECharts as one script, without ``</script`` or ``<!--`` in it, so that a page may hold it as it is."""
+    return resources.files("vllm_locust").joinpath("report", "assets", "echarts.min.js").read_text(encoding="utf-8")

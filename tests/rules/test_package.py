@@ -6,10 +6,12 @@ import re
 import subprocess
 import tomllib
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import vllm_locust
 from vllm_locust.metrics import markdown_table
+from vllm_locust.shipped import chart_library
 
 ROOT = Path(__file__).parents[2]
 TOP_LEVEL = {
@@ -24,6 +26,14 @@ TOP_LEVEL = {
     "vllm_locust",
     "workloads",
 }
+
+ECHARTS = {
+    "echarts.min.js": "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0",
+    "echarts.LICENSE": "634293835b43a6dd2094fa39182a3d9a6b9ca43b7fdb9ac354e8037af2a3093a",
+    "echarts.LICENSE-d3": "e1211892da0b0e0585b7aebe8f98c1274fba15bafe47fa1f4ee8a7a502c06304",
+    "echarts.NOTICE": "d491d358344f842685c1b1585970999db65fe30ecf7ef3867af8814f4016c016",
+}
+"""As npm's package echarts 6.1.0 has them (dist/echarts.min.js, LICENSE, licenses/LICENSE-d3, NOTICE)."""
 
 
 def tracked() -> list[str]:
@@ -46,6 +56,13 @@ def test_licence_is_the_one_that_the_package_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_library_that_draws_is_the_published_one() -> None:
+    assets = ROOT / "vllm_locust" / "report" / "assets"
+    assert {path.name: sha256(path.read_bytes()).hexdigest() for path in assets.glob("echarts*")} == ECHARTS
+    assert "</script" not in chart_library().lower()
+    assert "<!--" not in chart_library()
 
 
 def test_readme_shows_the_catalogue_of_metrics() -> None:
@@ -82,4 +99,5 @@ def test_wheel_carries_its_data(tmp_path: Path) -> None:
     assert "vllm_locust/data/workloads/sharegpt.yaml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("report.html.j2") for name in names)
+    assert {f"vllm_locust/report/assets/{name}" for name in ECHARTS} <= names
     assert not any(name.startswith("tests/") for name in names)
