@@ -30,6 +30,16 @@ class Lengths:
         return [int(length) for length in np.clip(np.rint(drawn), 1, self.at_most)]
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedLengths:
+    """Prompt and output lengths of requests that were really sent, drawn independently with replacement."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
+        return [self.pairs[index] for index in rng.integers(len(self.pairs), size=count)]
+
+
 @dataclass(slots=True, eq=False)
 class Served:
     """One request's fate; a time that did not come is None."""
@@ -104,7 +114,9 @@ class OfflineServer:
 class PoissonLoad(Load):
     """An open loop without an end, drawn in blocks."""
 
-    def __init__(self, rng: np.random.Generator, lengths: Lengths, rate_rps: float, start_ns: int) -> None:
+    def __init__(
+        self, rng: np.random.Generator, lengths: Lengths | RecordedLengths, rate_rps: float, start_ns: int
+    ) -> None:
         self._rng, self._lengths, self._mean_gap_ns = rng, lengths, 1e9 / rate_rps
         self._block: list[tuple[int, int, int]] = []
         self._fill(start_ns)
@@ -127,7 +139,9 @@ class PoissonLoad(Load):
 class UsersLoad(Load):
     """A closed loop: so many users, each of whom asks again as soon as it has its answer."""
 
-    def __init__(self, rng: np.random.Generator, lengths: Lengths, users: int, in_flight: int, start_ns: int) -> None:
+    def __init__(
+        self, rng: np.random.Generator, lengths: Lengths | RecordedLengths, users: int, in_flight: int, start_ns: int
+    ) -> None:
         self._rng, self._lengths = rng, lengths
         self._missing = users - in_flight
         self.next_ns = start_ns if self._missing > 0 else None

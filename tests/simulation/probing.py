@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tests.simulation.offline_server import Lengths, Load, OfflineServer, PoissonLoad, Served, UsersLoad
+from tests.simulation.offline_server import (
+    Lengths,
+    Load,
+    OfflineServer,
+    PoissonLoad,
+    RecordedLengths,
+    Served,
+    UsersLoad,
+)
 from vllm_locust.capacity.probe import Probe, ProbeResult, SloCount, count_slo
 from vllm_locust.capacity.search import CapacitySearch, CapacitySettings
 from vllm_locust.load_profile import Quantity
@@ -25,7 +33,7 @@ TAIL_NS = 60 * NS
 class Case:
     name: str
     config: EngineConfig
-    lengths: Lengths
+    lengths: Lengths | RecordedLengths
     slos: tuple[str, ...]
     capacity: float
     """From the study; see RESULTS.md."""
