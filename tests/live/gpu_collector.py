@@ -1,204 +1,184 @@
-"""The collector on a real GPU: ``python -m tests.live.gpu_collector [SECONDS]`` samples it idle and under real loads
-into an embedded Valkey, and prints what the columns said, what was missing and why, and what it cost.
+"""The collector on a real GPU: ``python -m tests.live.gpu_collector SECONDS OUT [--dry]``.
 
-With ``OUT`` set, rows of each phase are left there as ``gpu_rows.json``, to be kept as samples for tests.
+Samples so many seconds of each phase, idle and under real loads, then a load run beside the same phases with its
+report, then what it all costs. Each result is printed and lies in the directory OUT as soon as it is there: rows of
+each phase as ``phase_NAME.jsonl.gz``, the run's report and tables in ``run/``, ``costs.json``, ``progress.log``. What
+does not fit into ``LIMIT_S`` is left out, and said. ``--dry`` takes the fake driver and no torch.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import json
 import os
-import signal
-import subprocess
+import platform
+import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tests.live.gpu_load import KINDS
+from tests.collect.fake_nvml import FakeDevice, FakeNvml
+from tests.live.gpu_costs import Cost, reading_costs
+from tests.live.gpu_phases import Collected, GpuLoad, Phase, collector, spend
+from tests.live.gpu_run import run_beside
 from vllm_locust import clock
-from vllm_locust.clock import WallAxis
-from vllm_locust.collect.gpu_source import Remarks
-from vllm_locust.collect.nvml import NvmlSource, open_nvml
-from vllm_locust.store.embedded import start_embedded
-from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.telemetry_schema import decode_telemetry
-from vllm_locust.store.telemetry_store import TelemetryStore
-from vllm_locust.telemetry import TelemetryKind
+from vllm_locust.collect.nvml import open_nvml
 
-ROOT = Path(__file__).parents[2]
-REPEATS = 40
-Row = Mapping[str, Any]
+LIMIT_S = 345.0
+_SHOWN = (
+    *("utilization", "memory_bandwidth_utilization", "sm_activity", "sm_occupancy", "tensor_activity"),
+    *("dram_activity", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "memory_used_bytes"),
+    *("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "throttle_reasons", "ecc_errors"),
+)
+_RUN_FILES = ("report.txt", "report.html", "summary.json", "run.json")
+_RUN_TABLES = ("gpu.parquet", "gpu_processes.parquet", "host.parquet", "server.parquet")
 
 
-@dataclass
-class Phase:
-    """What was sampled between two moments."""
+class Diary:
+    """Prints and keeps what happens, and knows how much time is left."""
 
-    name: str
-    start_unix_ns: int
-    end_unix_ns: int
-    gpu: list[Row] = field(default_factory=list)
-    processes: list[Row] = field(default_factory=list)
-
-    def values(self, column: str, uuid: str) -> list[float]:
-        return [row[column] for row in self.gpu if row["gpu_uuid"] == uuid and row[column] is not None]
-
-    def mean(self, column: str, uuid: str) -> float | None:
-        values = self.values(column, uuid)
-        return fmean(values) if values else None
+    def __init__(self, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out = out
+        self._log = (out / "progress.log").open("w", encoding="utf-8")
+        self._started_ns = clock.monotonic_ns()
 
     @property
-    def uuids(self) -> list[str]:
-        return sorted({row["gpu_uuid"] for row in self.gpu})
+    def elapsed_s(self) -> float:
+        return (clock.monotonic_ns() - self._started_ns) / 1e9
+
+    def say(self, line: str) -> None:
+        text = f"[{self.elapsed_s:6.1f} s] {line}"
+        print(text, flush=True)
+        self._log.write(f"{text}\n")
+        self._log.flush()
+
+    def attempt(self, what: str, needs_s: float, action: Callable[[], None]) -> None:
+        """Where it fails, or there is no time for it, the next one still has its turn."""
+        if self.elapsed_s + needs_s > LIMIT_S:
+            self.say(f"{what}: left out, it needs {needs_s:.0f} s")
+            return
+        self.say(f"{what} …")
+        try:
+            action()
+        except Exception:  # noqa: BLE001 - told in full; a fault of one step must not cost the results of the others
+            self.say(f"{what} FAILED\n{traceback.format_exc()}")
+
+    def write_json(self, name: str, content: object) -> None:
+        (self.out / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-@dataclass
-class Measured:
-    phases: dict[str, Phase]
-    host: list[Row]
-    said: str
-    """By the collector, on its standard error."""
+def _keep(diary: Diary, phase: Phase) -> None:
+    with gzip.open(diary.out / f"phase_{phase.name}.jsonl.gz", "wt", encoding="utf-8") as file:
+        for kind, rows in (("gpu", phase.gpu), ("gpu_processes", phase.processes), ("host", phase.host)):
+            file.writelines(json.dumps({"kind": kind} | dict(row)) + "\n" for row in rows)
+    for uuid in phase.uuids:
+        diary.say(f"{phase.name}, {uuid}: mean (values that were there / rows)")
+        for column in _SHOWN:
+            values = [row[column] for row in phase.gpu if row["gpu_uuid"] == uuid]
+            known = [value for value in values if value is not None]
+            numbers = [value for value in known if isinstance(value, (int, float))]
+            shown = f"{fmean(numbers):.5g}" if numbers else str(known[-1] if known else None)
+            diary.say(f"    {column:<30}{shown} ({len(known)}/{len(values)})")
+    names = sorted({(row["pid"], str(row["name"]), row["memory_bytes"]) for row in phase.processes})
+    own = [row["collector_cpu_fraction"] for row in phase.host if row["collector_cpu_fraction"] is not None]
+    missed = sum(row["missed_ticks"] for row in phase.host)
+    diary.say(f"    processes {names[:4]}; collector {fmean(own) if own else None} of a core, {missed} missed ticks")
 
 
-@contextmanager
-def _load(kind: str, seconds: float) -> Any:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.live.gpu_load", kind, str(seconds)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout is not None
+def _phases(diary: Diary, collected: Collected, load: GpuLoad, seconds: float) -> None:
+    for kind in ("idle", *load.kinds):
+        diary.attempt(
+            f"phase {kind}", seconds + 5, lambda kind=kind: _keep(diary, spend(collected, load, kind, seconds))  # type: ignore[misc]
+        )  # fmt: skip
+
+
+def _run(diary: Diary, collected: Collected, load: GpuLoad, seconds: float) -> None:
+    directory = diary.out / "load_run"
+    directory.mkdir(exist_ok=True)
     try:
-        if process.stdout.readline().strip() != "READY":
-            raise RuntimeError(f"the load {kind} did not start")
-        yield
+        kinds = ("idle", *load.kinds)
+        exit_code, late_s = run_beside(collected.url, load, kinds, seconds, directory)
+        diary.say(f"stages are {kinds}; Locust ended with {exit_code}; loads began {late_s} s after their stages")
     finally:
-        process.wait()
-        process.stdout.close()
+        kept = diary.out / "run"
+        kept.mkdir(exist_ok=True)
+        for path in [directory / "locust.log", *(directory / "run" / name for name in (*_RUN_FILES, *_RUN_TABLES))]:
+            if path.exists():
+                shutil.copy(path, kept / path.name)
+        shutil.rmtree(directory)
+    report = (kept / "report.txt").read_text(encoding="utf-8")
+    diary.say(f"of the report, which is in {kept}:{report[report.index(chr(10) + 'GPU ') :][:2400]}")
 
 
-def measure(seconds: float, kinds: tuple[str, ...] = KINDS) -> Measured:
-    """Sample ``seconds`` of each phase: idle, and each kind of load."""
-    valkey = start_embedded()
-    collector = subprocess.Popen(
-        [sys.executable, "-m", "vllm_locust", "collect", "--redis-url", valkey.url],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    phases = {}
+def _reading_costs(diary: Diary, load: GpuLoad, *, dry: bool) -> None:
+    found: dict[str, list[Cost]] = {}
+    for kind in ("idle", "matmul"):
+        if kind != "idle":
+            load.start(kind, 20.0)
+        found[kind] = reading_costs(FakeNvml(FakeDevice()) if dry else open_nvml())
+        diary.write_json("costs.json", found)
+        diary.say(f"cost of each reading, {kind}: CPU µs, wall µs")
+        for name, cpu_us, wall_us in found[kind]:
+            diary.say(f"    {name:<22}{cpu_us:>10.1f}{wall_us:>10.1f}")
+    load.await_end("matmul", 60.0)
+
+
+def _eight(diary: Diary, load: GpuLoad, seconds: float, *, dry: bool) -> None:
+    eight = [f"GPU-{place}" for place in range(8)]
+    module = ("tests.collect.fake_collector", *eight) if dry else ("tests.live.gpu_costs",)
+    found = {}
+    with collector(*module) as collected:
+        for kind in ("idle", "matmul"):
+            phase = spend(collected, load, kind, seconds)
+            own = [row["collector_cpu_fraction"] for row in phase.host if row["collector_cpu_fraction"] is not None]
+            found[kind] = {"cpu_fraction": own, "missed_ticks": sum(row["missed_ticks"] for row in phase.host)}
+            diary.write_json("eight_gpus.json", found)
+            diary.say(f"eight GPUs, {kind}: {fmean(own):.4f} of a core, {found[kind]['missed_ticks']} missed ticks")
+        diary.say(f"the collector of eight said:\n{collected.end()}")
+
+
+def _facts(diary: Diary, load: GpuLoad, *, dry: bool) -> None:
+    facts: dict[str, Any] = {"load": load.what, "python": platform.python_version(), "cores": os.cpu_count()}
+    if not dry:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        facts |= {"driver": nvml.nvmlSystemGetDriverVersion(), "nvml": nvml.nvmlSystemGetNVMLVersion()}
+        nvml.nvmlShutdown()
+    diary.write_json("facts.json", facts)
+    diary.say(str(facts))
+
+
+def measure_all(seconds: float, out: Path, *, dry: bool) -> None:
+    diary = Diary(out)
+    diary.say("torch is loaded; this may take minutes" if not dry else "a dry run")
+    load = GpuLoad(dry=dry)
     try:
-        clock.sleep(2.0)
-        phases["idle"] = _spend("idle", seconds)
-        for kind in kinds:
-            try:
-                with _load(kind, seconds + 2):
-                    clock.sleep(1.0)
-                    phases[kind] = _spend(kind, seconds)
-            except RuntimeError as error:
-                print(error)
-        clock.sleep(2.5)
-        collector.send_signal(signal.SIGTERM)
-        _, said = collector.communicate(timeout=20)
-        return Measured(phases, _sort_rows(valkey.url, phases), said)
+        _facts(diary, load, dry=dry)
+        with collector(*(("tests.collect.fake_collector", "GPU-1") if dry else ())) as collected:
+            _phases(diary, collected, load, seconds)
+            diary.attempt(
+                "the load run", (1 + len(load.kinds)) * seconds + 30, lambda: _run(diary, collected, load, seconds)
+            )
+            said = collected.end()
+        (out / "collector_said.txt").write_text(said, encoding="utf-8")
+        diary.say(f"the collector said:\n{said}")
+        diary.attempt("cost of each reading", 35.0, lambda: _reading_costs(diary, load, dry=dry))
+        diary.attempt("eight GPUs", 30.0, lambda: _eight(diary, load, min(10.0, seconds), dry=dry))
     finally:
-        collector.kill()
-        collector.wait()
-        valkey.stop()
-
-
-def _spend(name: str, seconds: float) -> Phase:
-    start_ns = clock.unix_ns()
-    clock.sleep(seconds)
-    return Phase(name, start_ns, clock.unix_ns())
-
-
-def _sort_rows(url: str, phases: dict[str, Phase]) -> list[Row]:
-    """Each row to its phase; those of the host are returned."""
-    store = TelemetryStore(redis_options(url))
-    host: list[Row] = []
-    after = {"gpu": "0-0", "host": "0-0"}
-    while entries := store.read_telemetry(after, count=100):
-        for entry in entries:
-            after[entry.stream] = entry.entry_id
-            batch = decode_telemetry(entry.payload or b"")
-            for row in batch.rows.to_pylist():
-                if batch.header.kind is TelemetryKind.HOST:
-                    host.append(row)
-                    continue
-                for phase in phases.values():
-                    if phase.start_unix_ns <= row["time_unix_ns"] < phase.end_unix_ns:
-                        (phase.gpu if batch.header.kind is TelemetryKind.GPU else phase.processes).append(row)
-    store.close()
-    return host
-
-
-def reading_costs() -> list[tuple[str, float, float]]:
-    """Each reading of the first GPU: CPU and wall time in microseconds, the mean of many."""
-    source = NvmlSource(open_nvml(), Remarks(print), host="h", axis=WallAxis(), gpus="0")
-    device = source.devices[0]
-    slow = [*device.slow, ("utilization_samples", device.utilization_samples), ("processes", device.processes)]
-    costs = []
-    for name, call in [*device.fast, *slow]:
-        call()
-        clock.sleep(0.2)
-        cpu_ns = wall_ns = 0
-        for _ in range(REPEATS):
-            clock.sleep(0.02)
-            cpu_before_ns, before_ns = clock.thread_cpu_ns(), clock.monotonic_ns()
-            call()
-            wall_ns += clock.monotonic_ns() - before_ns
-            cpu_ns += clock.thread_cpu_ns() - cpu_before_ns
-        costs.append((name, cpu_ns / REPEATS / 1e3, wall_ns / REPEATS / 1e3))
-    source.close()
-    return costs
-
-
-def _print_phases(measured: Measured) -> None:
-    columns = [name for name in next(iter(measured.phases.values())).gpu[0] if name not in ("host", "time_unix_ns")]
-    for uuid in measured.phases["idle"].uuids:
-        print(f"\n{uuid}: mean of each column (values that were there / rows)")
-        for column in columns:
-            cells = []
-            for phase in measured.phases.values():
-                values = [row[column] for row in phase.gpu if row["gpu_uuid"] == uuid]
-                known = [value for value in values if value is not None]
-                numbers = [value for value in known if isinstance(value, (int, float))]
-                shown = f"{fmean(numbers):.5g}" if numbers else str(known[-1] if known else None)[:24]
-                cells.append(f"{phase.name} {shown} ({len(known)}/{len(values)})")
-            print(f"  {column:<30}" + " | ".join(cells))
-    for phase in measured.phases.values():
-        names = sorted({(row["pid"], row["name"], row["memory_bytes"]) for row in phase.processes}, key=str)
-        print(f"processes, {phase.name}: {names[:6]}")
-
-
-def _print_costs(title: str) -> list[tuple[str, float, float]]:
-    costs = reading_costs()
-    print(f"\n{title}: CPU µs, wall µs")
-    for name, cpu_us, wall_us in costs:
-        print(f"  {name:<22}{cpu_us:>10.1f}{wall_us:>10.1f}")
-    return costs
+        load.stop()
+        diary.say("end")
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    measured = measure(seconds)
-    _print_phases(measured)
-    own = [row["collector_cpu_fraction"] for row in measured.host if row["collector_cpu_fraction"] is not None]
-    print(f"\nhost rows {len(measured.host)}, last {dict(measured.host[-1])}")
-    print(f"collector: mean {fmean(own):.4f} and at most {max(own):.4f} of a core over a second")
-    print(f"missed ticks: {sum(row['missed_ticks'] for row in measured.host)}")
-    print(f"\nit said:\n{measured.said}")
-    costs = {"idle": _print_costs("cost of each reading, idle")}
-    with _load("matmul", 30):
-        costs["matmul"] = _print_costs("cost of each reading, matmul")
-    if out := os.environ.get("OUT"):
-        kept: dict[str, Any] = {name: phase.gpu[:25] for name, phase in measured.phases.items()}
-        kept |= {"processes": [row for phase in measured.phases.values() for row in phase.processes[-2:]]}
-        kept |= {"host": measured.host[:3], "said": measured.said, "costs_us": costs}
-        (Path(out) / "gpu_rows.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    words = [word for word in sys.argv[1:] if word != "--dry"]
+    if len(words) != 2:
+        raise SystemExit(__doc__)
+    measure_all(float(words[0]), Path(words[1]).resolve(), dry="--dry" in sys.argv[1:])
 
 
 if __name__ == "__main__":
