@@ -22,7 +22,7 @@ def test_flags_shows_what_locust_help_cannot(capsys: pytest.CaptureFixture[str])
     assert "VLLM_LOCUST_MAX_TOKENS" in shown
 
 
-@pytest.mark.parametrize("name", ["chat.py", "sharegpt.yaml"])
+@pytest.mark.parametrize("name", ["chat.py", "sharegpt.yaml", "redis.acl"])
 def test_path(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["path", name]) == 0
     assert capsys.readouterr().out.strip().endswith(name)

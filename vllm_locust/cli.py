@@ -62,13 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         "capacity", help="search for the highest load within the SLOs (see vllm-locust capacity --help)"
     )
     _add_collect(commands)
+    _add_doctor(commands)
 
     report = commands.add_parser("report", help="write a run's summary and reports anew, and print the table")
     report.add_argument("run_dir", type=Path, help="the run directory")
     report.set_defaults(run=_report)
 
-    path = commands.add_parser("path", help="print where a shipped locustfile, workload or load shape lies")
-    path.add_argument("name", help="for example chat.py or sharegpt.yaml")
+    path = commands.add_parser("path", help="print where a shipped locustfile, workload, load shape or ACL lies")
+    path.add_argument("name", help="for example chat.py, sharegpt.yaml or redis.acl")
     path.set_defaults(run=_path)
 
     flags = commands.add_parser("flags", help="the flags that a locustfile of this package adds to locust's own")
@@ -98,6 +99,26 @@ def _add_collect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     collect.add_argument("--host-only", action="store_true", help="this host's CPU, memory and network, and no GPU")
     collect.set_defaults(run=_collect)
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser("doctor", help="check this host, Redis, the server and the GPUs, and say what to do")
+    doctor.add_argument("--role", choices=["master", "worker", "redis", "gpu"], help="default: one machine for all")
+    doctor.add_argument("--users", type=int, default=100, help="users on this host (default: 100)")
+    doctor.add_argument("--processes", type=int, default=1, help="worker processes on this host (default: 1)")
+    doctor.add_argument("--host", help="address of the server: http://HOST:PORT")
+    doctor.add_argument("--api-key-file", help="file that holds the API key (else OPENAI_API_KEY)")
+    doctor.add_argument("--ca-file", help="PEM file with the CA of the server's certificate")
+    doctor.add_argument("--cert-file", help="PEM file with the client's certificate")
+    doctor.add_argument("--key-file", help="PEM file with the client's private key")
+    doctor.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
+    doctor.add_argument("--redis-url", help="the Redis or Valkey that runs use: redis://HOST:PORT/DB")
+    doctor.add_argument("--redis-password-file", help="file that holds the Redis password")
+    doctor.add_argument("--master-host", help="of a worker: where its master runs")
+    doctor.add_argument("--master-port", type=int, default=5557, help="the master's port (default: 5557)")
+    doctor.add_argument("--run-dir", help="where results and spools will lie (default: runs)")
+    doctor.add_argument("--json", action="store_true", help="print the checks with their figures as JSON")
+    doctor.set_defaults(run=_doctor)
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -134,6 +155,12 @@ def _collect(options: argparse.Namespace) -> int:
         host_only=options.host_only,
     )
     return collect(order)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from vllm_locust.run.doctor import DoctorOrder, run_doctor
+
+    return run_doctor(DoctorOrder.parse(vars(options)), in_json=options.json)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""What is shipped: locustfiles, workloads and shapes, beside the package in a checkout, in it once installed; and the
-library that draws.
+"""What is shipped: locustfiles, workloads, shapes and the ACL, beside the package in a checkout, in it once installed;
+and the library that draws.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from typing import Final, Literal
 
 from vllm_locust.errors import UsageError
 
-_FILES: Final[tuple[tuple[Literal["locustfiles", "workloads"], str], ...]] = (
+_Kind = Literal["locustfiles", "workloads", "k8s"]
+_FILES: Final[tuple[tuple[_Kind, str], ...]] = (
     ("locustfiles", "*.py"),
     ("workloads", "*.yaml"),
     ("workloads", "shapes/*.yaml"),
+    ("k8s", "secrets/redis.acl"),
 )
 """What a user may name; a workload's data and the script that made it lie beside it."""
 
 
-def shipped_directory(kind: Literal["locustfiles", "workloads"]) -> Path:
+def shipped_directory(kind: _Kind) -> Path:
     package = Path(str(resources.files("vllm_locust")))
     installed = package / "data" / kind
     return installed if installed.is_dir() else package.parent / kind

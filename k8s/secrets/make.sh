@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the files of the Secrets beside itself: new Redis passwords with the users of users.acl.in, and the API key from
+# Writes the files of the Secrets beside itself: new Redis passwords with the users of redis.acl, and the API key from
 # OPENAI_API_KEY. A server without a key is sent one that it does not look at.
 set -eu
 umask 077
@@ -10,5 +10,5 @@ for user in master worker collector; do
     digest=$(sha256sum < "$user" | cut -d' ' -f1)
     sed_program="$sed_program;s/{$user}/$digest/"
 done
-sed "${sed_program#;}" users.acl.in > users.acl
+sed "${sed_program#;}" redis.acl > users.acl
 printf '%s' "${OPENAI_API_KEY:-none}" > api-key

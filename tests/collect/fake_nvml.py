@@ -183,6 +183,9 @@ class FakeNvml:
         none = 0xFFFFFFFF
         return [SimpleNamespace(pid=pid, usedGpuMemory=memory, gpuInstanceId=none) for pid, memory in device.processes]
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95.05"
+
     def nvmlSystemGetProcessName(self, pid: int) -> str:
         if pid not in self.process_names:
             raise error("NOT_FOUND")

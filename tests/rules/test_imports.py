@@ -40,6 +40,7 @@ PURE = {
     "aggregate",
     "arrival",
     "capacity",
+    "checkup",
     "completion",
     "confidence",
     "diagnosis",

@@ -97,6 +97,7 @@ def test_wheel_carries_its_data(tmp_path: Path) -> None:
     assert "vllm_locust/py.typed" in names
     assert "vllm_locust/data/locustfiles/chat.py" in names
     assert "vllm_locust/data/workloads/sharegpt.yaml" in names
+    assert "vllm_locust/data/k8s/secrets/redis.acl" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("report.html.j2") for name in names)
     assert {f"vllm_locust/report/assets/{name}" for name in ECHARTS} <= names

@@ -28,6 +28,8 @@ OF_OTHER_PROGRAMS = {
     "--enable-metrics",  # SGLang
     "--metrics",  # llama.cpp
     "--collect-interval",  # dcgm-exporter
+    *("--aclfile", "--save", "--maxmemory", "--maxmemory-policy"),  # Valkey
+    *("--tls-port", "--tls-cert-file", "--tls-key-file", "--tls-auth-clients"),  # Valkey
 }
 PARSERS = """
 import argparse, inspect, json

@@ -88,6 +88,11 @@ class NvmlDevice:
         ]
         return fast, slow
 
+    @property
+    def has_gpm(self) -> bool:
+        """Known once the slow fields were read."""
+        return self._gpm is not None
+
     def read(self, *, slow: bool) -> dict[str, Any]:
         """Raises ``GpuLost``."""
         row: dict[str, Any] = {}

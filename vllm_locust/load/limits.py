@@ -53,8 +53,14 @@ def raise_descriptor_limit() -> int | None:
 
 
 def _descriptor_limit() -> int | None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
+    return descriptor_limits()[0]
+
+
+def descriptor_limits() -> tuple[int | None, int | None]:
+    """The soft limit and the hard one, None for no limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    return None if soft == unlimited else soft, None if hard == unlimited else hard
 
 
 def _port_problems(users: int, targets: Sequence[Target], proxy: str | None) -> list[str | None]:

@@ -75,6 +75,15 @@ def ask_server(config: RunConfig, api_key: str | None) -> ServerFacts:
     )
 
 
+def ask_health(config: RunConfig, target: Target, api_key: str | None) -> int:
+    """The status with which a target answers GET /health. Raises TargetError where it does not answer."""
+    pool = _pool(config)
+    try:
+        return _get(pool, config, target, "/health", api_key)[0]
+    finally:
+        pool.close()
+
+
 def reset_prefix_cache(config: RunConfig, api_key: str | None) -> None:
     """Have every target forget its prefix cache. Raises TargetError where one refuses."""
     pool = _pool(config)

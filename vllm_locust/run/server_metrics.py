@@ -33,7 +33,7 @@ def find_pages(config: RunConfig, api_key: str | None) -> tuple[MetricsPage, ...
     """
     named = config.metrics_pages
     pages = named if named is not None else tuple(dict.fromkeys(map(page_of_target, config.targets)))
-    faults = {page: fault for page in pages if (fault := _fault(page, config, api_key)) is not None}
+    faults = {page: fault for page in pages if (fault := page_fault(page, config, api_key)) is not None}
     if named is not None and faults:
         raise TargetError(
             *(
@@ -56,7 +56,8 @@ def page_of_target(target: Target) -> MetricsPage:
     )
 
 
-def _fault(page: MetricsPage, config: RunConfig, api_key: str | None) -> str | None:
+def page_fault(page: MetricsPage, config: RunConfig, api_key: str | None) -> str | None:
+    """Why this page tells nothing of a server; None where it does."""
     try:
         answer = request_page(page, tls=tls_context(config.tls), timeout_s=TIMEOUT_S, api_key=api_key)
     except PageFailed as failure:

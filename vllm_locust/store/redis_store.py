@@ -30,6 +30,12 @@ _CONNECTION_CLASSES: Final = {
     Transport.UNIX: UnixDomainSocketConnection,
 }
 _CLOCK_FIELD = "clock:"
+_REFUSALS: Final = (
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+)
+_REFUSAL_WORDS: Final = ("MISCONF", "NOREPLICAS")
 _BATCH_FIELD = b"b"
 
 
@@ -124,6 +130,17 @@ class RedisServer:
     def _do(self, action: str, *command: Any) -> Any:
         with self._naming(action):
             return self._redis.execute_command(*command)
+
+    def refusal(self, *command: str) -> str | None:
+        """Why the server does not let this user do this now; None where it does, or finds another fault in it."""
+        try:
+            self._redis.execute_command(*command)
+        except redis.ResponseError as exc:
+            refused = isinstance(exc, _REFUSALS) or str(exc).startswith(_REFUSAL_WORDS)
+            return str(exc) if refused else None
+        except (redis.RedisError, OSError) as exc:
+            raise StoreError(f"Redis at {self._where} could not be asked for its rights: {exc}") from exc
+        return None
 
     def check_server(self) -> ServerInfo:
         """Whether this server can hold a run: raises ``UsageError`` where it is a cluster, too old, or evicts keys."""
