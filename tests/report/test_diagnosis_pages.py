@@ -238,7 +238,7 @@ def test_the_pages_show_findings_right_after_the_stages() -> None:
     assert told.index("- queueing") < told.index("- memory-bound decoding")
     assert " not judged, needs a warm-up: cold start" in told
     html = render_html(summary, run())
-    assert html.index("<h2>Stages</h2>") < html.index("<h2>Limits of the server</h2>") < html.index("<h2>Load</h2>")
+    assert html.index(">Stages</h2>") < html.index(">Limits of the server</h2>") < html.index(">Load</h2>")
     assert "<strong>queueing</strong> (stage 10/s; also in 30/s): requests waited" in html
     assert "Not judged, needs a warm-up: cold start." in html
 

@@ -67,11 +67,12 @@ def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Gaps between chunks of the same request. ``request`` is the row of each; ``width_before``/``width_after`` are the
-    uncertainties of the two chunks that bound it."""
+    """Gaps between chunks of the same request. ``request`` is the row of each, ``end_ns`` when it was over, after sent;
+    ``width_before``/``width_after`` are the uncertainties of the two chunks that bound it."""
 
     request: Ints
     gap_ns: Ints
+    end_ns: Ints
     tokens: Ints | None
     width_before_ns: Ints
     width_after_ns: Ints
@@ -259,6 +260,7 @@ class RequestColumns(Columns):
         return Gaps(
             request=owner[1:][same],
             gap_ns=np.diff(times)[same],
+            end_ns=times[1:][same],
             tokens=self.chunk_tokens[0][keep][1:][same] if with_tokens else None,
             width_before_ns=width[:-1][same],
             width_after_ns=width[1:][same],

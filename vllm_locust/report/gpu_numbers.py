@@ -31,7 +31,7 @@ class GpuMetrics:
     """All GPUs that were sampled. ``clock_uncertainty_ns`` is how far their times may be from the clients'."""
 
     def __init__(self, source: Source, clock_uncertainty_ns: int | None = None) -> None:
-        self._series, self._reasons = read_gpu_series(source)
+        self.series, self._reasons = read_gpu_series(source)
         self._clock_uncertainty_ns = clock_uncertainty_ns
 
     def numbers(self, interval: Interval | None, output_tokens_per_s: float | None) -> dict[str, Any] | None:
@@ -41,7 +41,7 @@ class GpuMetrics:
         span = interval.start_unix_ns, interval.end_unix_ns
         gpus = [
             self._gpu_json(key, one, span)
-            for key, one in self._series.items()
+            for key, one in self.series.items()
             if len(one.known("memory_used_bytes", *span)[0]) or len(one.known("utilization", *span)[0])
         ]
         if not gpus:
@@ -102,7 +102,7 @@ class GpuMetrics:
 
     def silence(self, watched: Sequence[Mapping[str, Any]], window: Interval) -> dict[str, float]:
         """By GPU that was seen, the share of the window since then in which nothing came of it."""
-        by_uuid = {(key.host, key.uuid): one for key, one in self._series.items()}
+        by_uuid = {(key.host, key.uuid): one for key, one in self.series.items()}
         found = {}
         for gpu in watched:
             series = by_uuid.get((gpu["host"], gpu["gpu_uuid"]))

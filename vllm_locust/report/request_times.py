@@ -64,6 +64,18 @@ class RequestTimes:
         self._in_flight = Occupancy(self._seconds(self._sent[self._was_sent]), over_s[self._was_sent])
         self._parts, self._missed = {}, []
 
+    @property
+    def extent(self) -> Interval | None:
+        """From the first request that was due to the end of the last; None without requests."""
+        if not len(self._due):
+            return None
+        return Interval(start_unix_ns=int(self._due[0]), end_unix_ns=int(max(self._over.max(), self._sent.max())))
+
+    @property
+    def planned_unix_ns(self) -> Ints:
+        """When each arrival of an open loop was due, sent or not, in order of time."""
+        return self._planned
+
     def _seconds(self, unix_ns: Ints | int) -> Any:
         """On the axis of the occupancies: so near to its zero that floats hold it to the nanosecond."""
         return (unix_ns - (self._due[0] if len(self._due) else 0)) / 1e9

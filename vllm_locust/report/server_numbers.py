@@ -45,14 +45,14 @@ class ServerMetrics:
         self._up = {target: series[target, None, UP] for target in self.targets}
         self._durations = [one for (_, _, metric), one in series.items() if metric == SCRAPE_DURATION]
         self._restarts = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *restarts.values()]))
-        self._gauges: dict[str, list[Series]] = {name: [] for name in _GAUGES}
+        self.gauges: dict[str, list[Series]] = {name: [] for name in _GAUGES}
         self._counters: dict[str, list[tuple[str | None, Counter]]] = {name: [] for name in _COUNTERS}
         for (target, _, metric), one in series.items():
             name, label = split_label(metric)
             if target not in self._up:
                 continue
-            if name in self._gauges:
-                self._gauges[name].append(one)
+            if name in self.gauges:
+                self.gauges[name].append(one)
             elif name in self._counters:
                 counter = Counter(one, looks[target], restarts[target])
                 self._counters[name].append((label, counter))
@@ -75,11 +75,11 @@ class ServerMetrics:
             "page_duration_max_s": float(durations.max()) if len(durations) else None,
             "clock_uncertainty_s": None if self._clock_uncertainty_ns is None else self._clock_uncertainty_ns / 1e9,
             "restarts": int(np.diff(np.searchsorted(self._restarts, span))[0]),
-            "requests_running": _requests_json(self._gauges["requests_running"], span),
-            "requests_waiting": _requests_json(self._gauges["requests_waiting"], span),
-            "kv_cache_usage": _share_json(self._gauges["kv_cache_usage"], span),
-            "prompt_tokens_per_s": self._rate("prompt_tokens_total", span),
-            "generation_tokens_per_s": self._rate("generation_tokens_total", span),
+            "requests_running": _requests_json(self.gauges["requests_running"], span),
+            "requests_waiting": _requests_json(self.gauges["requests_waiting"], span),
+            "kv_cache_usage": _share_json(self.gauges["kv_cache_usage"], span),
+            "prompt_tokens_per_s": self.rate("prompt_tokens_total", span),
+            "generation_tokens_per_s": self.rate("generation_tokens_total", span),
             "prefix_cache_queries": self._gain("prefix_cache_queries_total", span),
             "prefix_cache_hit_rate": self._ratio("prefix_cache_hits_total", "prefix_cache_queries_total", span),
             "preemptions": self._gain("preemptions_total", span),
@@ -113,8 +113,8 @@ class ServerMetrics:
                 told[word] = told.get(word, 0.0) + gain[0]
         return told or None
 
-    def _rate(self, name: str, span: tuple[int, int]) -> float | None:
-        """Each engine's over the time in which it was watched."""
+    def rate(self, name: str, span: tuple[int, int]) -> float | None:
+        """A second, of a counter: each engine's over the time in which it was watched, between two times."""
         gains = [gain for _, counter in self._counters[name] if (gain := counter.gain(*span)) is not None]
         return sum(gained / seconds for gained, seconds in gains) if gains else None
 
@@ -189,7 +189,7 @@ def _requests_json(gauges: Sequence[Series], span: tuple[int, int]) -> dict[str,
     """All engines together, at each time when one of them was looked at. ``first`` and ``last`` are means of the first
     and the last tenth; ``grows`` says whether it rose by more than chance would have it, null in a short stage.
     """
-    total = _total(gauges, span)
+    total = total_of_engines(gauges, span)[1]
     if not len(total):
         return None
     tenth = max(1, len(total) // 10)
@@ -203,11 +203,12 @@ def _requests_json(gauges: Sequence[Series], span: tuple[int, int]) -> dict[str,
     }
 
 
-def _total(gauges: Sequence[Series], span: tuple[int, int]) -> Floats:
+def total_of_engines(gauges: Sequence[Series], span: tuple[int, int]) -> tuple[Ints, Floats]:
+    """When one of the engines was looked at, and what all of them told together."""
     times = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(one.times_unix_ns for one in gauges)]))
     first, last = np.searchsorted(times, span)
     inside = times[first:last]
-    return np.sum([one.at(inside) for one in gauges], axis=0) if len(inside) else np.empty(0)
+    return inside, np.sum([one.at(inside) for one in gauges], axis=0) if len(inside) else np.empty(0)
 
 
 def _share_json(gauges: Sequence[Series], span: tuple[int, int]) -> dict[str, float] | None:

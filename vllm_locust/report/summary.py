@@ -7,8 +7,8 @@ in memory are about 500 bytes for each request of the window, 60 for each of any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,33 @@ SCHEMA: Final = 1
 LengthReference = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
-def summarize(
+class Beside(TypedDict, total=False):
+    """What there may be beside ``run.json`` and the requests."""
+
+    workers: Source | None
+    missed_arrivals: Source | None
+    server: Source | None
+    gpu: Source | None
+    length_reference: LengthReference | None
+    capacity_search: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The numbers, and what was read for them."""
+
+    summary: dict[str, Any]
+    reading: Reading
+    servers: ServerMetrics
+    gpus: GpuMetrics
+
+
+def summarize(run: Mapping[str, Any], requests: Source, **beside: Unpack[Beside]) -> dict[str, Any]:
+    """``summary.json``; see ``measure``."""
+    return measure(run, requests, **beside).summary
+
+
+def measure(
     run: Mapping[str, Any],
     requests: Source,
     *,
@@ -47,7 +73,7 @@ def summarize(
     gpu: Source | None = None,
     length_reference: LengthReference | None = None,
     capacity_search: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Measured:
     """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers``, ``missed_arrivals``, of an open loop, and
     ``server`` are the parquet files or their batches.
 
@@ -82,7 +108,7 @@ def summarize(
     found = evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages, load)
     verdict = judge(found if capacity is None else _evidence_of_a_search(found, capacity, reading))
     cold_start = reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"])
-    return {
+    summary = {
         "schema": SCHEMA,
         "run_id": facts.run_id,
         "run_name": run.get("run_name"),
@@ -103,6 +129,7 @@ def summarize(
         "health": health.as_json(),
         "definition_card": definition_card(reading.total),
     }
+    return Measured(summary, reading, servers, gpus)
 
 
 class _Asked(NamedTuple):

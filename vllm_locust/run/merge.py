@@ -17,9 +17,10 @@ from vllm_locust.capacity.record import final_json
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError, WorkloadError
 from vllm_locust.phases import PHASES, Phase, assign_phase, belonging_time, interval_index
+from vllm_locust.report.charts.chart_data import chart_data
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.report.html import render_html
-from vllm_locust.report.summary import summarize
+from vllm_locust.report.summary import measure
 from vllm_locust.report.text import render_text
 from vllm_locust.run.arrivals import account_for_arrivals
 from vllm_locust.run.common_clock import WorkerClocks
@@ -74,22 +75,24 @@ def report_run(run_dir: RunDirectory) -> Merged:
 
 def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workload | None) -> Merged:
     search = read_json(run_dir.capacity_json) if run_dir.capacity_json.is_file() else None
-    summary = summarize(
+    workers = run_dir.workers_parquet
+    measured = measure(
         run,
         run_dir.requests_parquet,
-        workers=run_dir.workers_parquet,
+        workers=workers,
         missed_arrivals=_if_there(run_dir.arrivals_parquet),
         server=_if_there(run_dir.telemetry_parquet(TelemetryKind.SERVER)),
         gpu=_if_there(run_dir.telemetry_parquet(TelemetryKind.GPU)),
         length_reference=None if workload is None else workload.length_reference(),
         capacity_search=search,
     )
+    summary = measured.summary
     if search is not None:
         write_json(run_dir.capacity_json, final_json(search, summary["capacity"]))
     text = render_text(summary)
     write_json(run_dir.summary_json, summary)
     write_text(run_dir.report_txt, text)
-    write_text(run_dir.report_html, render_html(summary, run))
+    write_text(run_dir.report_html, render_html(summary, run, chart_data(measured, run_dir.requests_parquet, workers)))
     return Merged(summary, text)
 
 
