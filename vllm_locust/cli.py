@@ -98,6 +98,9 @@ def _add_collect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "1000: by itself it looks at the GPUs every 30 s)",
     )
     collect.add_argument("--host-only", action="store_true", help="this host's CPU, memory and network, and no GPU")
+    collect.add_argument(
+        "--host-name", metavar="NAME", help="what this host is called in the tables (default: its own name)"
+    )
     collect.set_defaults(run=_collect)
 
 
@@ -153,6 +156,7 @@ def _collect(options: argparse.Namespace) -> int:
         gpus=options.gpus,
         dcgm_urls=options.dcgm_url,
         host_only=options.host_only,
+        host_name=options.host_name,
     )
     return collect(order)
 

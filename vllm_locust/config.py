@@ -130,6 +130,8 @@ class RunConfig:
     slos: tuple[str, ...] = ()
     metrics_pages: tuple[MetricsPage, ...] | None = None
     """Of the servers' own metrics; None: they are looked for beside each target."""
+    collect: Literal["none", "host", "gpus"] = "none"
+    """What a collector of the run's own samples on the master's host."""
     redis_url: str | None = None
     ttl_ns: int = 24 * 3_600_000_000_000
     progress: Literal["auto", "off", "json"] = "auto"
@@ -335,6 +337,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "warmup_time_ns": parse_duration_ns,
     "drain_timeout_ns": parse_duration_ns,
     "max_failures": parse_fraction,
+    "collect": _choice("none", "host", "gpus"),
     "redis_url": _redis_url,
     "ttl_ns": _ttl_ns,
     "progress": _choice("auto", "off", "json"),

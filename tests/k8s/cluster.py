@@ -23,7 +23,14 @@ _COMMANDS = {
     "vllm-locust": [sys.executable, "-m", "vllm_locust"],
     "valkey-server": [str(server_binary())],
 }
+NODE = "node-7.example"
+"""On which every pod runs."""
 _IN_THE_IMAGE = {"/locustfiles": ROOT / "locustfiles"}
+
+
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    """``$(NAME)``, which the kubelet puts in. What is not known stays as it is."""
+    return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), text)
 
 
 class Cluster:
@@ -51,8 +58,8 @@ class Cluster:
         (container,) = spec["containers"]
         places = self._mount(f"{name}-{len(self._processes)}", spec, container)
         command = [*_COMMANDS[container["command"][0]], *container["command"][1:]]
-        arguments = [self._here(text, places) for text in container["args"]]
         variables = {name: self._here(text, places) for name, text in self._variables(container).items()}
+        arguments = [_expanded(self._here(text, places), variables) for text in container["args"]]
         process = subprocess.Popen(
             [*command, *arguments, *more_arguments],
             stdin=subprocess.DEVNULL,
@@ -123,6 +130,9 @@ class Cluster:
         for variable in container.get("env", ()):
             if "value" in variable:
                 variables[variable["name"]] = variable["value"]
+            elif "fieldRef" in variable["valueFrom"]:
+                assert variable["valueFrom"]["fieldRef"] == {"fieldPath": "spec.nodeName"}
+                variables[variable["name"]] = NODE
             else:
                 reference = variable["valueFrom"]["configMapKeyRef"]
                 variables[variable["name"]] = config(reference["name"])[reference["key"]]

@@ -158,8 +158,12 @@ def test_everything_that_a_pod_names_is_there(directory: str) -> None:
         for source in container.get("envFrom", ()):
             assert source == {"configMapRef": {"name": "load"}}
         for variable in container.get("env", ()):
-            if "valueFrom" in variable:
-                assert variable["valueFrom"]["configMapKeyRef"]["key"] in load
+            source = variable.get("valueFrom", {})
+            if "fieldRef" in source:
+                assert source == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+                assert any(f"$({variable['name']})" in word for word in container["args"])
+            elif source:
+                assert source["configMapKeyRef"]["key"] in load
 
 
 def _config_map(resources: list[Resource]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.k8s.cluster import Cluster
+from tests.k8s.cluster import NODE, Cluster
 from tests.k8s.directories import K8S
 from tests.k8s.kustomize import Resource, find, render
 from tests.run.simulated import FAST, LocustRun, end_of, get, simserver, wait_for_text, wait_for_web
@@ -114,6 +114,7 @@ def test_headless_run_ends_with_the_exit_code_of_the_test(tmp_path: Path, secret
     assert len(run.json("run.json")["workers"]["ids"]) == count
     for name in ("host", "server"):
         assert pq.read_table(run_dir / f"{name}.parquet").num_rows >= 4, "the rights are enough for it"
+    assert {row["host"] for row in pq.read_table(run_dir / "host.parquet").to_pylist()} == {NODE}
     refusals = [line for line in "".join([run.output, *said]).splitlines() if "could not" in line or "NOPERM" in line]
     assert not refusals
     assert KEY not in run.output + "".join(

@@ -61,6 +61,7 @@ def batches(redis: Server) -> list[TelemetryBatch]:
             ("--redis-url", NOWHERE, "--dcgm-url", f"http://127.0.0.1:{free_port()}"),
             ("--dcgm-url http://127", "refused"),
         ),
+        (("--redis-url", NOWHERE, "--host-name", "a\nb"), ("--host-name: give 1 to 253 printable characters",)),
         (("--host-only",), ("--redis-url",)),
     ],
 )
@@ -83,7 +84,8 @@ def test_without_a_gpu_it_says_what_it_found(redis: Server) -> None:
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_host_only(redis: Server, ending: signal.Signals) -> None:
-    process = start("--redis-url", redis.url, "--host-only", "--interval", "50ms")
+    name = "n" * 253
+    process = start("--redis-url", redis.url, "--host-only", "--interval", "50ms", "--host-name", name)
     wait_until(lambda: len(batches(redis)) >= 2)
     process.send_signal(ending)
     _, said = process.communicate(timeout=20)
@@ -92,6 +94,7 @@ def test_host_only(redis: Server, ending: signal.Signals) -> None:
     assert {batch.header.kind for batch in found} == {TelemetryKind.HOST}
     assert [batch.header.seq for batch in found] == list(range(1, len(found) + 1))
     rows = [row for batch in found for row in batch.rows.to_pylist()]
+    assert {row["host"] for row in rows} == {name}
     assert all(0 < row["memory_used_bytes"] < row["memory_total_bytes"] for row in rows)
     told = [row["collector_cpu_fraction"] for row in rows if row["collector_cpu_fraction"] is not None]
     assert told

@@ -104,6 +104,9 @@ def test_gpus_beside_a_run(redis: Server, tmp_path: Path) -> None:
     assert by_uuid["GPU-3"]["energy_j"] is None, "it was hardly watched"
     assert stage["gpu"]["energy_per_output_token_j"] is None
     assert stage["gpu"]["spread"]["utilization"] == 0.0
+    (host,) = stage["hosts"]
+    assert host["roles"] == ["GPU", "load"]
+    assert 0 < host["cpu_fraction"]["mean"] <= host["cpu_fraction"]["max"] <= 1
     assert "tensor cores busy" in (run.run_dir / "report.txt").read_text(encoding="utf-8")
 
     (reason,) = [one for one in run.summary["verdict"]["reasons"] if one["code"] == "telemetry_missing"]

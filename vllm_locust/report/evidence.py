@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_locust.outcome import Outcome
-from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts
-from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import StageSamples
+from vllm_locust.report.telemetry_numbers import TelemetryNumbers
 from vllm_locust.report.worker_health import WorkerHealth
 from vllm_locust.verdict.evidence import Delivery, Evidence, Shift
 from vllm_locust.verdict.reason import THRESHOLDS
@@ -23,8 +22,7 @@ def evidence(
     shifts: Sequence[Shift],
     total: Mapping[str, Any],
     slo: Mapping[str, Any],
-    servers: ServerMetrics,
-    gpus: GpuMetrics,
+    telemetry: TelemetryNumbers,
     stages: Sequence[Mapping[str, Any]],
     delivered: Mapping[str, Any],
 ) -> Evidence:
@@ -61,7 +59,7 @@ def evidence(
         gc_pause_max_ns=health.gc_pause_max_ns,
         clock_step_max_ns=facts.clock_step_max_ns,
         clock_uncertainty_max_ns=facts.clock_uncertainty_max_ns,
-        telemetry_silence=_silence(facts, servers, gpus),
+        telemetry_silence=_silence(facts, telemetry),
         stopped_early=facts.stopped_early,
         token_sources=tuple(everything.token_sources),
         slos_undecided=_undecided(slo),
@@ -97,12 +95,14 @@ def _arrivals(arrivals: Mapping[str, int | None] | None) -> dict[str, Any]:
     return {f"arrivals_{name}": arrivals[name] for name in ("lost", "doubled", "misplaced")}
 
 
-def _silence(facts: RunFacts, servers: ServerMetrics, gpus: GpuMetrics) -> dict[str, float]:
+def _silence(facts: RunFacts, telemetry: TelemetryNumbers) -> dict[str, float]:
     window = facts.window
     if window is None:
         return {}
-    of_servers = {f"the metrics of {target}": servers.silence(target, window) for target in facts.metrics_targets}
-    return of_servers | gpus.silence(facts.gpus_watched, window)
+    of_servers = {
+        f"the metrics of {target}": telemetry.servers.silence(target, window) for target in facts.metrics_targets
+    }
+    return of_servers | telemetry.gpus.silence(facts.gpus_watched, window)
 
 
 def _undecided(slo: Mapping[str, Any]) -> tuple[str, ...]:

@@ -34,6 +34,10 @@ class GpuMetrics:
         self.series, self._reasons = read_gpu_series(source)
         self._clock_uncertainty_ns = clock_uncertainty_ns
 
+    @property
+    def hosts(self) -> list[str]:
+        return sorted({key.host for key in self.series})
+
     def numbers(self, interval: Interval | None, output_tokens_per_s: float | None) -> dict[str, Any] | None:
         """Of one stage; None where no GPU was sampled in it."""
         if interval is None:

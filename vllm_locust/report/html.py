@@ -23,6 +23,7 @@ from vllm_locust.report.charts.curves import DRAWN
 from vllm_locust.report.diagnosis_text import not_judged, nothing_found, where
 from vllm_locust.report.gpu_table import GPU_ROWS, has_gpu
 from vllm_locust.report.headline import headline
+from vllm_locust.report.host_table import host_rows
 from vllm_locust.report.server_table import SERVER_ROWS, has_server
 from vllm_locust.report.stage_table import ttft_block
 from vllm_locust.report.text import COLUMNS, all_remarks, printable, verdict_line
@@ -66,6 +67,7 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any], charts: Mapp
             nothing_found=nothing_found(summary["diagnosis"]),
             not_judged=not_judged(summary["diagnosis"]),
             gpu_rows=GPU_ROWS if has_gpu(summary["stages"]) else (),
+            host_rows=host_rows(summary["stages"]),
             server_rows=SERVER_ROWS if has_server(summary["stages"]) else (),
             yes_or_no={True: "yes", False: "no", None: figures.UNKNOWN},
             ttft_block=ttft_block,

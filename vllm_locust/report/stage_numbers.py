@@ -11,11 +11,10 @@ from vllm_locust.confidence import proportion_ci95
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.outcome import Outcome
 from vllm_locust.report.blocks import metric_block, pooled_block
-from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.request_times import RequestTimes
 from vllm_locust.report.run_facts import Interval, RunFacts, Stage
-from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_samples import PER_REQUEST, POOLED, StageSamples
+from vllm_locust.report.telemetry_numbers import TelemetryNumbers
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.steady_state import SteadyState
 
@@ -30,8 +29,7 @@ def stage_numbers(
     inflations: Inflations,
     times: RequestTimes,
     facts: RunFacts,
-    servers: ServerMetrics,
-    gpus: GpuMetrics,
+    telemetry: TelemetryNumbers,
 ) -> dict[str, Any]:
     """The numbers that a stage and the whole window have in common."""
     interval = stage.interval
@@ -52,8 +50,7 @@ def stage_numbers(
         "tokens_per_chunk": _tokens_per_chunk(samples),
         "tpot_reads_low": _tpot_reads_low(samples),
         **blocks,
-        "gpu": gpus.numbers(interval, rates["output_tokens_per_s"]),
-        "server": servers.numbers(interval, blocks["ttft_s"]),
+        **telemetry.of_stage(interval, rates["output_tokens_per_s"], blocks["ttft_s"]),
         **_state_json(times.steady_state(stage, planned)),
     }
 

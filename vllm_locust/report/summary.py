@@ -21,12 +21,11 @@ from vllm_locust.report.columns import Source
 from vllm_locust.report.definition_card import definition_card
 from vllm_locust.report.diagnosis_figures import diagnosis_json
 from vllm_locust.report.evidence import delivered, evidence
-from vllm_locust.report.gpu_numbers import GpuMetrics
 from vllm_locust.report.reading import Reading
 from vllm_locust.report.run_facts import RunFacts, Stage
-from vllm_locust.report.server_numbers import ServerMetrics
 from vllm_locust.report.stage_numbers import stage_numbers
 from vllm_locust.report.stage_samples import StageSamples
+from vllm_locust.report.telemetry_numbers import TelemetryNumbers
 from vllm_locust.report.worker_health import read_worker_health
 from vllm_locust.slo import SloKind, StageJudgement, judge_stage
 from vllm_locust.statistics import ks_distance
@@ -44,6 +43,7 @@ class Beside(TypedDict, total=False):
     missed_arrivals: Source | None
     server: Source | None
     gpu: Source | None
+    host: Source | None
     length_reference: LengthReference | None
     capacity_search: Mapping[str, Any] | None
 
@@ -54,8 +54,7 @@ class Measured:
 
     summary: dict[str, Any]
     reading: Reading
-    servers: ServerMetrics
-    gpus: GpuMetrics
+    telemetry: TelemetryNumbers
 
 
 def summarize(run: Mapping[str, Any], requests: Source, **beside: Unpack[Beside]) -> dict[str, Any]:
@@ -71,11 +70,12 @@ def measure(
     missed_arrivals: Source | None = None,
     server: Source | None = None,
     gpu: Source | None = None,
+    host: Source | None = None,
     length_reference: LengthReference | None = None,
     capacity_search: Mapping[str, Any] | None = None,
 ) -> Measured:
-    """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers``, ``missed_arrivals``, of an open loop, and
-    ``server`` are the parquet files or their batches.
+    """``run`` is ``run.json`` (see ``run_facts``); ``requests``, ``workers``, ``missed_arrivals``, of an open loop,
+    ``server``, ``gpu`` and ``host`` are the parquet files or their batches.
 
     ``length_reference`` holds the prompt and the output lengths of the workload's source. ``capacity_search`` is
     ``capacity.json``, where the load was searched for.
@@ -85,27 +85,26 @@ def measure(
     reading.read(requests, missed_arrivals)
     inflations = reading.gap_inflations(requests)
     health = read_worker_health(workers, facts.window, reading.schedule_lags_max_ns)
-    gpus = GpuMetrics(() if gpu is None else gpu, facts.gpu_clock_uncertainty_ns)
-    servers = ServerMetrics(() if server is None else server, facts.server_clock_uncertainty_ns)
+    telemetry = TelemetryNumbers.read(facts, health, server, gpu, host)
     stages = [
         {
             "stage": stage.index,
             "name": stage.name,
             "stage_kind": stage.kind,
             "users": stage.users,
-            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts, servers, gpus),
+            **stage_numbers(stage, samples, rates, inflations[id(samples)], reading.times, facts, telemetry),
         }
         for stage, samples, rates in zip(facts.stages, reading.stages.values(), reading.stage_rates(), strict=True)
     ]
     rates = reading.window_arrivals.rates(0)
     of_total = inflations[id(reading.total)]
-    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, servers, gpus)
+    total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, telemetry)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
     capacity = None if capacity_search is None else capacity_numbers(capacity_search, facts, stages, reading.stages)
     asked = _Asked(facts, slo, stages) if capacity is None else _of_a_search(capacity, facts, slo, stages)
     load = delivered(reading.total, total["planned_arrivals"]) if asked.stages is stages else _of_stages(asked, reading)
-    found = evidence(asked.facts, reading, health, shifts, total, asked.slo, servers, gpus, asked.stages, load)
+    found = evidence(asked.facts, reading, health, shifts, total, asked.slo, telemetry, asked.stages, load)
     verdict = judge(found if capacity is None else _evidence_of_a_search(found, capacity, reading))
     cold_start = reading.cold_start.as_json(total["in_flight"]["max"], total["ttft_s"]["p50"])
     summary = {
@@ -129,7 +128,7 @@ def measure(
         "health": health.as_json(),
         "definition_card": definition_card(reading.total),
     }
-    return Measured(summary, reading, servers, gpus)
+    return Measured(summary, reading, telemetry)
 
 
 class _Asked(NamedTuple):

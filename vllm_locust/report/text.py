@@ -11,6 +11,7 @@ from vllm_locust.report import figures
 from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_lines
 from vllm_locust.report.diagnosis_text import not_judged, nothing_found, where
 from vllm_locust.report.gpu_table import GPU_ROWS, gpu_remarks, has_gpu
+from vllm_locust.report.host_table import has_hosts, host_rows
 from vllm_locust.report.server_table import SERVER_ROWS, has_server, server_remarks
 from vllm_locust.report.stage_table import is_open_loop, remarks, stage_lines, stage_title
 
@@ -45,6 +46,7 @@ def render_text(summary: Json, *, colour: bool = False) -> str:
         _latency(summary),
         *(_beside(part, "SERVER", SERVER_ROWS) for part in _abreast(summary["stages"]) if has_server(part)),
         *(_beside(part, "GPU", GPU_ROWS) for part in _abreast(summary["stages"]) if has_gpu(part)),
+        *(_beside(part, "HOSTS", host_rows(part)) for part in _abreast(summary["stages"]) if has_hosts(part)),
         _slos(summary["slo"]),
         _errors(summary["errors"]),
         _health(summary["health"]["workers"], summary["coalesced"], summary["totals"]["all_phases"]),
@@ -181,7 +183,9 @@ def _beside(stages: Sequence[Json], title: str, rows: Rows) -> list[str]:
     width = _column_width(stages)
     lines = [f"{title:<{_LABEL_COLUMN}}" + "".join(f"{_stage_heading(stage):>{width}}" for stage in stages)]
     for label, show in rows:
-        lines.append(f"  {label:<{_LABEL_COLUMN - 2}}" + "".join(f"{show(stage):>{width}}" for stage in stages))
+        lines.append(
+            f"  {printable(label):<{_LABEL_COLUMN - 2}}" + "".join(f"{show(stage):>{width}}" for stage in stages)
+        )
     return [line.rstrip() for line in lines]
 
 

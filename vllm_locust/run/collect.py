@@ -28,6 +28,7 @@ from vllm_locust.store.telemetry_store import TelemetryStore
 _SHORTEST_NS: Final = 10_000_000
 _DCGM_TIMEOUT_S: Final = 5.0
 _LONGEST_NS: Final = 60_000_000_000
+_NAME_CHARS: Final = 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class CollectOrder:
     gpus: str | None = None
     dcgm_pages: tuple[MetricsPage, ...] = ()
     host_only: bool = False
+    host_name: str = ""
+    """In every row; that of this host where it is empty."""
 
     @classmethod
     def parse(
@@ -48,6 +51,7 @@ class CollectOrder:
         gpus: str | None = None,
         dcgm_urls: Sequence[str] = (),
         host_only: bool = False,
+        host_name: str | None = None,
     ) -> Self:
         problems: list[str] = []
         interval_ns = 0
@@ -58,6 +62,8 @@ class CollectOrder:
         else:
             if not _SHORTEST_NS <= interval_ns <= _LONGEST_NS:
                 problems.append(f"--interval {interval}: give 10ms to 60s")
+        if host_name is not None and not (0 < len(host_name) <= _NAME_CHARS and host_name.isprintable()):
+            problems.append(f"--host-name: give 1 to {_NAME_CHARS} printable characters")
         given = {"--gpus": gpus is not None, "--dcgm-url": bool(dcgm_urls), "--host-only": host_only}
         both = [flag for flag, is_given in given.items() if is_given]
         if len(both) > 1:
@@ -74,25 +80,42 @@ class CollectOrder:
             raise UsageError(*problems, *error.problems) from None
         if problems:
             raise UsageError(*problems)
-        return cls(redis=options, interval_ns=interval_ns, gpus=gpus, dcgm_pages=tuple(pages), host_only=host_only)
+        return cls(
+            redis=options,
+            interval_ns=interval_ns,
+            gpus=gpus,
+            dcgm_pages=tuple(pages),
+            host_only=host_only,
+            host_name=host_name or "",
+        )
 
 
-def collect(order: CollectOrder, *, open_driver: Callable[[], Any] = open_nvml) -> int:
-    """Raises ``UsageError`` where there is no GPU to read, or no Redis to write to."""
-    host, axis = socket.gethostname(), WallAxis()
+def collect(
+    order: CollectOrder,
+    *,
+    open_driver: Callable[[], Any] = open_nvml,
+    ended: threading.Event | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> int:
+    """Until ``ended`` is set; where it is not given, until SIGINT or SIGTERM. ``started`` is called when all is open.
+    Raises ``UsageError`` where there is no GPU to read, or no Redis to write to.
+    """
+    host, axis = order.host_name or socket.gethostname(), WallAxis()
     remarks = Remarks(_say)
     sources: list[GpuSource] = [_dcgm_source(page, remarks, axis) for page in order.dcgm_pages]
     if not order.host_only and not sources:
         sources.append(NvmlSource(open_driver(), remarks, host=host, axis=axis, gpus=order.gpus))
     store = TelemetryStore(order.redis)
-    ended = _end_by_signal()
+    by_signal = ended is None
+    ended = _end_by_signal() if ended is None else ended
     try:
         _check(store)
         publisher = TelemetryPublisher(store, PublisherConfig(source=new_source(host)), unix_ns=axis.unix_ns)
         collector = Collector(
             sources, publisher, remarks, host=host, axis=axis, interval_ns=order.interval_ns, wait=ended.wait
         )
-        _announce(order, host, sources)
+        _announce(order, host, sources, "; Ctrl-C ends it" if by_signal else "")
+        started()
         collector.run()
         publisher.close()
         _tell_cost(collector.cost, publisher)
@@ -131,12 +154,12 @@ def _end_by_signal() -> threading.Event:
     return ended
 
 
-def _announce(order: CollectOrder, host: str, sources: Sequence[GpuSource]) -> None:
+def _announce(order: CollectOrder, host: str, sources: Sequence[GpuSource], end: str) -> None:
     for source in sources:
         for line in source.describe():
             _say(line)
     what = "GPUs and host" if sources else "the host"
-    _say(f"sampling {what} of {host} every {order.interval_ns / 1e9:g} s into {order.redis.where}; Ctrl-C ends it")
+    _say(f"sampling {what} of {host} every {order.interval_ns / 1e9:g} s into {order.redis.where}{end}")
 
 
 def _tell_cost(cost: CollectorCost, publisher: TelemetryPublisher) -> None:

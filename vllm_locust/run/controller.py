@@ -27,6 +27,7 @@ from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
 from vllm_locust.run.common_clock import shift_ns
 from vllm_locust.run.course import Course, RunView
 from vllm_locust.run.messenger import DRAIN, Messenger
+from vllm_locust.run.own_collector import OwnCollector, OwnCollectorConfig
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.recovery import RUN, STOPPED_EARLY
 from vllm_locust.run.run_description import Checked, description
@@ -82,6 +83,7 @@ class RunController:
         self._store: RunStore | None = None
         self._recorder: RecorderProcess | None = None
         self._scraper: ScraperProcess | None = None
+        self._collector: OwnCollector | None = None
         self._pages_scraped: dict[str, Any] | None = None
         self._clock_offset: ClockOffset | None = None
         self._axis = WallAxis()
@@ -145,6 +147,7 @@ class RunController:
         )
         self._redis_url = url
         self._start_scraper()
+        self._start_collector()
         parts = self._course.parts(self._messenger.worker_ids())
         for worker_id, part in parts.items():
             self._workers.prepare(worker_id, self._prepare_message() | part)
@@ -171,6 +174,17 @@ class RunController:
             ),
             spawn=gevent.spawn,
         )
+
+    def _start_collector(self) -> None:
+        password_file = self._checked.secrets.redis_password_file
+        if self._config.collect != "none":
+            self._collector = OwnCollector(
+                OwnCollectorConfig(
+                    what=self._config.collect,
+                    redis_url=self._redis_url,
+                    redis_password_file=None if password_file is None else str(password_file),
+                )
+            )
 
     def _measure_clock(self, server_run_id: str) -> None:
         assert self._store is not None
@@ -346,6 +360,10 @@ class RunController:
         if self._recorder is not None:
             self._recorder.kill()
             self._recorder = None
+        if self._collector is not None:
+            # Only now: the recorder waits for what is sampled till the end.
+            self._collector.end()
+            self._collector = None
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -66,6 +66,7 @@ _VALUES: tuple[tuple[str, str | None, str], ...] = (
     ("--timeout-idle", "2m", "limit between two bytes of an answer"),
     ("--timeout-total", "none", "limit from send to the end of the answer"),
     ("--max-failures", "5%", "share of failed requests above which the run has failed (exit 1)"),
+    ("--collect", "none", "gpus or host: sample the GPUs and the load, or only the load, of this host during the run"),
     ("--redis-url", None, "redis://, rediss:// or unix:// address of Redis or Valkey (default: an embedded Valkey)"),
     ("--redis-password-file", None, "file that holds the Redis password"),
     ("--ttl", "24h", "time after which the run's keys in Redis expire"),

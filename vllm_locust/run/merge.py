@@ -83,6 +83,7 @@ def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workloa
         missed_arrivals=_if_there(run_dir.arrivals_parquet),
         server=_if_there(run_dir.telemetry_parquet(TelemetryKind.SERVER)),
         gpu=_if_there(run_dir.telemetry_parquet(TelemetryKind.GPU)),
+        host=_if_there(run_dir.telemetry_parquet(TelemetryKind.HOST)),
         length_reference=None if workload is None else workload.length_reference(),
         capacity_search=search,
     )

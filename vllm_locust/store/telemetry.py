@@ -28,6 +28,7 @@ SECOND_NS = 1_000_000_000
 _RETRY_FIRST_NS = SECOND_NS // 5
 _RETRY_LAST_NS = 5 * SECOND_NS
 _SEND_BATCHES = 64
+_HOST_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class PublisherConfig:
 
 
 def new_source(host: str) -> str:
-    return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
+    return f"{host[:_HOST_CHARS]}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 @dataclass(slots=True, eq=False)
