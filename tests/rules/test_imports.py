@@ -62,6 +62,7 @@ PURE = {
     "steady_state",
     "timing",
     "verdict",
+    "worker_message",
 }
 """Level 1: no input or output, no clock, no Locust, no hidden randomness."""
 

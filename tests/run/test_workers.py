@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -71,25 +72,27 @@ LAST_WORDS = """
 import json
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.record import FlushReport
-from vllm_locust.run.worker_side import flush_message, last_words
+from vllm_locust.run.worker_side import flush_message
+from vllm_locust.worker_message import read_last_words
 from vllm_locust.run.workers import RunWorkers
 
 words = flush_message(FlushReport("w", 1, 1, 1, None), "run", 0)
-assert last_words(words) == words
+assert read_last_words(words) == words
 workers = RunWorkers("run", None, Snapshots())
 for name in ("last_seq", "durable_seq", "requests", "unstorable_values", "wall_clock_moved_ns"):
     for nonsense in (float("inf"), float("nan"), "many", None, [1]):
         workers.on_flushed("w", words | {name: nonsense}, at_the_end=True)
 workers.on_flushed("w", float("inf"), at_the_end=True)
-print(json.dumps(workers.to_json([])["flushed"]))
+told = workers.to_json([])
+print(json.dumps([told["flushed"], told["refused_messages"]]))
 """
 
 
 def test_last_words_that_are_none_are_not_heeded() -> None:
     """In a process of its own: gevent patches it."""
     told = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=60, check=False)
-    assert told.stdout == "{}\n", told.stderr
-    assert told.stderr.count("The last words of worker w are not usable") == 5 * 5 + 1
+    assert json.loads(told.stdout) == [{}, {"vllm_locust.flushed": 5 * 5 + 1}], told.stderr
+    assert told.stderr.count("A vllm_locust.flushed message of worker 'w' is not usable") == 1
 
 
 HUNG = """
@@ -104,13 +107,14 @@ messenger = SimpleNamespace(to_worker=lambda *_: None, worker_ids=lambda: ["hung
 run = workers.RunWorkers("run", messenger, Snapshots())
 for worker in ("hung", "late", "ready"):
     run.prepare(worker, {})
-run.on_ready("ready", {"run_id": "run", "error": None})
+answer = {"run_id": "run", "error": None, "schedule_fingerprint": None, "host": "h"}
+run.on_ready("ready", answer)
 looks = []
 
 def look():
     looks.append(1)
     if len(looks) == 2:
-        run.on_ready("late", {"run_id": "run", "error": None})
+        run.on_ready("late", answer)
     for worker in {2: ["ready"], 8: ["late"]}.get(len(looks), ()):
         run.on_flushed(worker, flush_message(FlushReport(worker, 1, 1, 1, None), "run", 0), at_the_end=True)
 

@@ -19,11 +19,12 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from vllm_locust import __version__, clock
+from vllm_locust import clock
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.clock import WallAxis
 from vllm_locust.errors import StoreError, VllmLocustError
 from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
+from vllm_locust.run.agreement import versions
 from vllm_locust.run.common_clock import shift_ns
 from vllm_locust.run.course import Course, RunView
 from vllm_locust.run.messenger import DRAIN, Messenger
@@ -72,7 +73,7 @@ class RunController:
         self.run_id = f"{clock.utc_stamp(started_ns)}-{os.urandom(3).hex()}"
         self.exit_code = 1
         self._started_unix_ns = started_ns
-        self._workers = RunWorkers(self.run_id, messenger, snapshots)
+        self._workers = RunWorkers(self.run_id, messenger, snapshots, messenger.refused)
         self._redis_url = ""
         self._finishing = False
         self._finished = Event()
@@ -206,7 +207,8 @@ class RunController:
     def _prepare_message(self) -> dict[str, Any]:
         """What is the same for all workers."""
         return {
-            "version": __version__,
+            "versions": versions(),
+            "flags": dict(self._checked.flags),
             "run_id": self.run_id,
             "config": self._config.to_json(),
             "needs_api_key": self._checked.secrets.api_key is not None,

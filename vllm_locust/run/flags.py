@@ -91,6 +91,15 @@ _REPEATABLE = (
 )
 
 
+_ALL_DEFAULTS: tuple[tuple[str, Any], ...] = (
+    *((flag, default) for flag, default, _ in (*_VALUES, *CAPACITY_FLAGS)),
+    *((flag, False) for flag, _ in (*_SWITCHES, *CAPACITY_SWITCHES)),
+    *((flag, []) for flag, _ in _REPEATABLE),
+)
+FLAG_DEFAULTS = {flag[2:].replace("-", "_"): default for flag, default in _ALL_DEFAULTS}
+"""By their names as options."""
+
+
 def add_flags(parser: Any) -> None:
     """Add every flag to Locust's parser, in a group of their own."""
     group = parser.add_argument_group(GROUP)

@@ -26,6 +26,7 @@ from vllm_locust.load.preflight import ask_server, reset_prefix_cache
 from vllm_locust.load.users import POST
 from vllm_locust.load_options import read_load_options
 from vllm_locust.load_profile import Quantity
+from vllm_locust.run.agreement import given_flags
 from vllm_locust.run.capacity import CapacityProbes
 from vllm_locust.run.capacity_terms import check_search, terms_of
 from vllm_locust.run.controller import RunController
@@ -112,7 +113,7 @@ class _WorkerProcess:
         # loop of some 300 ms at each step of a ramp-up.
         argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
         messenger = Messenger(runner)
-        self._side = WorkerSide(messenger, secrets, options.redis_url)
+        self._side = WorkerSide(messenger, secrets, options.redis_url, given_flags(vars(options)))
         messenger.to_master(PRESENT, {})
         self._forked = bool(options.processes)
         environment.process_exit_code = 0
@@ -210,7 +211,7 @@ class _MasterProcess:
             self._earlier = check_search(config.capacity, config, server, workload)
             if config.capacity.reset_prefix_cache:
                 reset_prefix_cache(config, self._secrets.api_key)
-        return Checked(config, self._secrets, server, workload, pages)
+        return Checked(config, self._secrets, server, workload, pages, given_flags(self._options))
 
     def _set_default_users(self, options: Any) -> None:
         """What Locust starts, or its start form shows, where the command line does not say how many users."""
@@ -302,8 +303,9 @@ class _MasterProcess:
         )
 
     def _on_present(self, worker_id: str, _payload: Any) -> None:
-        self._present.add(worker_id)
-        self._on_worker_connect(worker_id)
+        if not self._messenger.has_left(worker_id):
+            self._present.add(worker_id)
+            self._on_worker_connect(worker_id)
 
     def _on_worker_connect(self, client_id: str, **_: Any) -> None:
         if self._controller is not None and client_id in self._present:

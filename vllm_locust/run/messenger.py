@@ -13,6 +13,7 @@ import gevent
 from locust.runners import MasterRunner, WorkerRunner
 
 from vllm_locust import clock
+from vllm_locust.run.message_guard import RefusedMessages, guard
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class Messenger:
         self._runner = runner
         self._local: dict[str, Handler] = {}
         self._spawning: gevent.Greenlet | None = None
+        self.refused = RefusedMessages()
+        """What peers sent and nobody can use."""
+        if isinstance(runner, MasterRunner):
+            guard(runner, self.refused)
 
     @property
     def own_id(self) -> str:

@@ -30,6 +30,7 @@ from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json
 from vllm_locust.store.schema import BatchKind
 from vllm_locust.store.spool import spools_of_run
+from vllm_locust.worker_message import read_last_words
 
 RUN: Final = "run"
 WINDOW_START: Final = "window_start_unix_ns"
@@ -187,11 +188,7 @@ def completed(
     completed_run = dict(run)
     workers = dict(run["workers"])
     if run["ended_unix_ns"] is None:
-        workers["flushed"] = {
-            name.removeprefix(_FLUSHED): json.loads(words)
-            for name, words in sorted(control.items())
-            if name.startswith(_FLUSHED)
-        }
+        workers["flushed"] = dict(_published_last_words(control))
         workers["missing"] = [worker for worker in workers["ids"] if worker not in workers["flushed"]]
         spans = [StageSpan.from_json(span) for span in json.loads(control.get(STAGES, "[]"))]
         window = _window(run, control, spans, _last_record_unix_ns(run_dir, clocks))
@@ -202,6 +199,16 @@ def completed(
         completed_run["workers"] = workers
     completed_run["records"] = _missing_records(workers, held, _refused_batches(run_dir))
     return completed_run
+
+
+def _published_last_words(control: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of each worker. What is none is told, and left out: every worker may write there."""
+    for name, text in sorted(control.items()):
+        if name.startswith(_FLUSHED):
+            try:
+                yield name.removeprefix(_FLUSHED), read_last_words(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                sys.stderr.write(f"vllm-locust: the control field {name!r} is not usable: {error}\n")
 
 
 def _window(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import socket
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +27,8 @@ class Checked:
     server: ServerFacts
     workload: Workload
     metrics_pages: tuple[MetricsPage, ...]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """That the master was started with, see ``agreement.given_flags``."""
 
 
 def description(checked: Checked, run_id: str, started_unix_ns: int, *, token_detail: bool) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import socket
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gevent
 from gevent.event import Event
 
-from vllm_locust import __version__
 from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
 from vllm_locust.clock import WallAxis
 from vllm_locust.config import RunConfig, TransportName
@@ -21,6 +23,7 @@ from vllm_locust.load.dispatcher import Dispatcher
 from vllm_locust.load.users import POST
 from vllm_locust.load.worker import Assignment, LoadWorker
 from vllm_locust.record import FlushReport
+from vllm_locust.run.agreement import disagreements, version_problems, versions
 from vllm_locust.run.common_clock import shift_ns
 from vllm_locust.run.messenger import BEGIN, DRAIN, EXTEND, FLUSHED, PREPARE, READY, SNAPSHOT, STAGE, Messenger
 from vllm_locust.run.recovery import flushed_field
@@ -29,6 +32,7 @@ from vllm_locust.store.clock_offset import measure_clock_offset
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.worker_message import Ready
 from vllm_locust.workload.load import load_workload
 
 logger = logging.getLogger(__name__)
@@ -39,7 +43,15 @@ SNAPSHOT_INTERVAL_S = 1.0
 class WorkerSide:
     """Answers the master's messages. In a local run it lives beside the master's side in the same process."""
 
-    def __init__(self, messenger: Messenger, secrets: Secrets, own_redis_url: str | None) -> None:
+    def __init__(
+        self,
+        messenger: Messenger,
+        secrets: Secrets,
+        own_redis_url: str | None,
+        own_flags: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """``own_flags``: that this process was started with, see ``agreement.given_flags``."""
+        self._own_flags = own_flags
         self._messenger = messenger
         self._secrets = secrets
         self._own_redis_url = own_redis_url
@@ -63,27 +75,30 @@ class WorkerSide:
             self._prepare(payload)
         except VllmLocustError as error:
             logger.error("This worker cannot take part in the run: %s", error)
-            self._refuse(payload, str(error))
+            self._refuse(payload, "; ".join(error.problems))
             return
         except Exception as error:
             logger.exception("This worker could not get ready")
             self._refuse(payload, f"{type(error).__name__}: {error}")
             return
         fingerprint = None if self._schedule is None else self._schedule.fingerprint()
-        answer = {"run_id": payload["run_id"], "error": None, "schedule_fingerprint": fingerprint}
-        self._messenger.to_master(READY, answer)
+        self._answer(Ready(run_id=payload["run_id"], schedule_fingerprint=fingerprint, host=socket.gethostname()))
 
     def _refuse(self, payload: Any, reason: str) -> None:
-        self._messenger.to_master(READY, {"run_id": payload["run_id"], "error": reason})
+        self._answer(Ready(run_id=payload["run_id"], error=reason, host=socket.gethostname()))
         self.close()
+
+    def _answer(self, ready: Ready) -> None:
+        self._messenger.to_master(READY, ready.to_message())
 
     def _prepare(self, payload: Any) -> None:
         if self._draining:
             self._left.wait()
-        if payload["version"] != __version__:
-            raise UsageError(
-                f"this worker runs vllm-locust {__version__}, the master {payload['version']}; install the same version"
-            )
+        # An older master names its version in another way.
+        masters = payload.get("versions") or {"vllm-locust": payload.get("version")}
+        differing = version_problems(versions(), masters) or disagreements(self._own_flags, payload["flags"])
+        if differing:
+            raise UsageError(*differing)
         if payload["needs_api_key"] and self._secrets.api_key is None:
             raise UsageError("this worker has no API key but the master has; set OPENAI_API_KEY or --api-key-file here")
         self.close()
@@ -96,7 +111,10 @@ class WorkerSide:
             seed=config.seed,
         )
         if workload.fingerprint != payload["workload_fingerprint"]:
-            raise UsageError(f"--workload {config.workload}: this worker's differs from the master's; copy it anew")
+            raise UsageError(
+                f"--workload {config.workload}: this worker's has the hash {workload.fingerprint[:16]}, the master's "
+                f"{payload['workload_fingerprint'][:16]}; copy its file to the worker's host anew"
+            )
         if problems := limits.problems(payload["users"], config.targets, config.proxy):
             raise UsageError(*problems)
         if self._messenger.sessions_wanted:
@@ -264,23 +282,6 @@ def _calm_garbage_collector(transport: TransportName) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*((25_000, 1000, 1000) if transport == "kernel" else (20_000, 20, 100)))
-
-
-def last_words(payload: Any) -> dict[str, Any]:
-    """A flush message from the network, checked. Raises KeyError, TypeError, ValueError or, for an infinite count,
-    OverflowError for anything else.
-    """
-    counts = {name: int(payload[name]) for name in ("last_seq", "durable_seq", "requests", "unstorable_values")}
-    if min(counts.values()) < 0:
-        raise ValueError("a count is negative")
-    spool_path = payload["spool_path"]
-    return {
-        "run_id": str(payload["run_id"]),
-        "worker_id": str(payload["worker_id"]),
-        **counts,
-        "wall_clock_moved_ns": int(payload["wall_clock_moved_ns"]),
-        "spool_path": None if spool_path is None else str(spool_path),
-    }
 
 
 def flush_message(report: FlushReport, run_id: str, wall_clock_moved_ns: int) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import gevent
 from vllm_locust import clock
 from vllm_locust.aggregate import Snapshot, Snapshots
 from vllm_locust.errors import RunFailed, UsageError
-from vllm_locust.run.messenger import PREPARE, Absences, Messenger
-from vllm_locust.run.worker_side import last_words
+from vllm_locust.run.message_guard import RefusedMessages
+from vllm_locust.run.messenger import FLUSHED, PREPARE, READY, SNAPSHOT, Absences, Messenger
+from vllm_locust.worker_message import Ready, read_last_words
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,15 @@ POLL_S = 0.05
 class RunWorkers:
     """``on_*`` take what the workers say."""
 
-    def __init__(self, run_id: str, messenger: Messenger, snapshots: Snapshots) -> None:
+    def __init__(
+        self, run_id: str, messenger: Messenger, snapshots: Snapshots, refused: RefusedMessages | None = None
+    ) -> None:
         self._run_id = run_id
         self._messenger = messenger
         self._snapshots = snapshots
         self._prepared_ns: dict[str, int] = {}
-        self._answers: dict[str, Mapping[str, Any]] = {}
+        self._answers: dict[str, Ready] = {}
+        self._refused_messages = RefusedMessages() if refused is None else refused
         self._flushed: dict[str, dict[str, Any]] = {}
         self._left: list[str] = []
         self.preparation_ns = 0
@@ -52,12 +56,11 @@ class RunWorkers:
     @property
     def _refused(self) -> set[str]:
         """Those that could not get ready, and so have nothing to flush."""
-        return {worker_id for worker_id, answer in self._answers.items() if answer.get("error")}
+        return {worker_id for worker_id, answer in self._answers.items() if answer.error}
 
     def schedule_fingerprint(self, worker_id: str) -> str | None:
         """Of the schedule that this worker, which is ready, has computed."""
-        fingerprint: str | None = self._answers[worker_id].get("schedule_fingerprint")
-        return fingerprint
+        return self._answers[worker_id].schedule_fingerprint
 
     def prepare(self, worker_id: str, message: Mapping[str, Any]) -> None:
         self._prepared_ns[worker_id] = clock.monotonic_ns()
@@ -69,27 +72,32 @@ class RunWorkers:
 
     def on_ready(self, worker_id: str, payload: Any) -> str | None:
         """Returns why a worker that was prepared cannot take part; None where it can."""
-        if payload.get("run_id") != self._run_id or worker_id not in self._prepared_ns:
+        try:
+            answer = Ready.from_message(payload)
+        except ValueError as error:
+            self._refused_messages.add(READY, worker_id, error)
             return None
-        self._answers[worker_id] = payload
+        if answer.run_id != self._run_id or worker_id not in self._prepared_ns:
+            return None
+        self._answers[worker_id] = answer
         self.preparation_ns = max(self.preparation_ns, clock.monotonic_ns() - self._prepared_ns[worker_id])
-        error: str | None = payload.get("error")
-        return error
+        return answer.error
 
     def on_snapshot(self, worker_id: str, payload: Any) -> None:
         try:
             snapshot = Snapshot.from_message(payload)
         except ValueError as error:
-            logger.warning("A snapshot of worker %s is not usable: %s", worker_id, error)
+            self._refused_messages.add(SNAPSHOT, worker_id, error)
             return
-        if snapshot.worker_id == worker_id:
+        # One that was sent in an earlier run comes before its worker's answer in this one.
+        if snapshot.worker_id == worker_id and worker_id in self._answers:
             self._snapshots.offer(snapshot)
 
     def on_flushed(self, worker_id: str, payload: Any, *, at_the_end: bool) -> None:
         try:
-            words = last_words(payload)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            logger.warning("The last words of worker %s are not usable: %r", worker_id, error)
+            words = read_last_words(payload)
+        except ValueError as error:
+            self._refused_messages.add(FLUSHED, worker_id, error)
             return
         if words["run_id"] == self._run_id and worker_id in self._prepared_ns and words["worker_id"] == worker_id:
             self._flushed[worker_id] = words
@@ -112,7 +120,7 @@ class RunWorkers:
                 raise RunFailed(f"workers {', '.join(missing)} did not get ready within {READY_TIMEOUT_S:.0f} s")
             gevent.sleep(POLL_S)
         answers = sorted(self._answers.items())
-        problems = sorted({f"worker {worker}: {answer['error']}" for worker, answer in answers if answer.get("error")})
+        problems = sorted({f"worker {worker}: {answer.error}" for worker, answer in answers if answer.error})
         if problems:
             raise UsageError(*problems)
 
@@ -137,6 +145,8 @@ class RunWorkers:
         return {
             "expected": len(self._prepared_ns),
             "ids": self.ids,
+            "hosts": {worker_id: answer.host for worker_id, answer in sorted(self._answers.items())},
+            "refused_messages": dict(sorted(self._refused_messages.counts.items())),
             "missing": missing,
             "flushed": dict(sorted(self._flushed.items())),
             "finished": {
