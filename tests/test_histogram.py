@@ -147,3 +147,17 @@ def test_above_at_the_ends() -> None:
     for value in (-5, 0, 100, 1 << 63):
         histogram.record(value)
     assert [histogram.above(limit) for limit in (-1, 0, 50, 200, 1 << 64)] == [3, 2, 2, 1, 1]
+
+
+def test_what_is_read_from_bytes_is_the_same_before_and_after_it_grows() -> None:
+    recorded = of([0, -3, 7, 7, 1_000_000, 12_345_678_901])
+    read = LogHistogram.from_bytes(recorded.to_bytes())
+    quantiles = [read.quantile(share / 20) for share in range(1, 21)]
+    assert quantiles == [recorded.quantile(share / 20) for share in range(1, 21)]
+    assert [read.above(limit) for limit in (-1, 0, 6, 8, 10**9)] == [5, 4, 4, 2, 1]
+    assert (read.n, read) == (6, recorded)
+    for grown in (read, recorded):
+        grown.record(7, weight=5)
+    assert read == recorded == of([0, -3, *[7] * 7, 1_000_000, 12_345_678_901])
+    assert LogHistogram.union([read, LogHistogram(), recorded]) == read.merge(recorded)
+    assert LogHistogram.union([]) == LogHistogram()

@@ -6,9 +6,9 @@ newest of each worker and merges when read. So a message that is lost, late or r
 
 from __future__ import annotations
 
-import functools
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
@@ -150,16 +150,20 @@ class RunAggregate:
             self.histograms[name].record(value_ns)
 
     def merge(self, other: RunAggregate) -> RunAggregate:
-        merged = RunAggregate(
-            histograms={name: self.histograms[name].merge(other.histograms[name]) for name in HISTOGRAMS},
-            finished={
-                outcome: self.finished.get(outcome, 0) + other.finished.get(outcome, 0)
-                for outcome in Outcome
-                if outcome in self.finished or outcome in other.finished
-            },
+        return RunAggregate.union((self, other))
+
+    @classmethod
+    def union(cls, parts: Sequence[RunAggregate]) -> Self:
+        """All that the parts have seen, in a new one; nothing where there are none."""
+        finished: Counter[Outcome] = Counter()
+        for part in parts:
+            finished.update(part.finished)
+        merged = cls(
+            histograms={name: LogHistogram.union(part.histograms[name] for part in parts) for name in HISTOGRAMS},
+            finished={outcome: finished[outcome] for outcome in Outcome if outcome in finished},
         )
         for name in COUNTERS:
-            setattr(merged, name, getattr(self, name) + getattr(other, name))
+            setattr(merged, name, sum(getattr(part, name) for part in parts))
         return merged
 
     def to_message(
@@ -299,13 +303,9 @@ class Snapshots:
         return self._newest.get(worker_id)
 
     def merged(self) -> RunAggregate:
-        return _merged(self._newest[worker_id].aggregate for worker_id in self.worker_ids)
+        return RunAggregate.union([newest.aggregate for newest in self._newest.values()])
 
     def of_stage(self, stage: int) -> RunAggregate | None:
         """What all workers know of one stage; None where none has said anything of it, or not lately."""
         parts = [newest.stages[stage] for newest in self._newest.values() if stage in newest.stages]
-        return _merged(parts) if parts else None
-
-
-def _merged(parts: Iterable[RunAggregate]) -> RunAggregate:
-    return functools.reduce(RunAggregate.merge, parts, RunAggregate())
+        return RunAggregate.union(parts) if parts else None

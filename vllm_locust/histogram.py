@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final, NamedTuple
 
@@ -31,6 +32,9 @@ _INT64_MAX = (1 << 63) - 1
 
 
 Durations = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+_Used = tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]
+"""Rising numbers of buckets, and the count of each."""
+_NO_BUCKETS: Final[_Used] = (np.zeros(0, dtype=np.uint16), np.zeros(0, dtype=np.int64))
 
 
 class Tally(NamedTuple):
@@ -68,12 +72,17 @@ class Tally(NamedTuple):
 
 
 class LogHistogram:
-    """``record`` one value or ``record_many``; ``merge`` gives a new one; ``==`` compares contents."""
+    """``record`` one value or ``record_many``; ``merge`` gives a new one; ``==`` compares contents.
 
-    __slots__ = ("_counts", "max_ns", "min_ns", "negative", "sum_ns", "too_large", "zero")
+    One that was read from bytes holds only its used buckets until something is recorded: a thousand workers' would
+    fill gigabytes otherwise.
+    """
+
+    __slots__ = ("_counts", "_used", "max_ns", "min_ns", "negative", "sum_ns", "too_large", "zero")
 
     def __init__(self) -> None:
-        self._counts = np.zeros(BUCKETS, dtype=np.int64)
+        self._counts: npt.NDArray[np.int64] | None = None
+        self._used: _Used = _NO_BUCKETS
         self.zero = 0
         self.negative = 0
         self.too_large = 0
@@ -81,9 +90,24 @@ class LogHistogram:
         self.min_ns: int | None = None
         self.max_ns: int | None = None
 
+    def _dense(self) -> npt.NDArray[np.int64]:
+        """The counts of all buckets, to be written to."""
+        if self._counts is None:
+            self._counts = np.zeros(BUCKETS, dtype=np.int64)
+            self._counts[self._used[0]] = self._used[1]
+            self._used = _NO_BUCKETS
+        return self._counts
+
+    def _sparse(self) -> _Used:
+        if self._counts is None:
+            return self._used
+        used = np.flatnonzero(self._counts)
+        return used.astype(np.uint16), self._counts[used]
+
     @property
     def n(self) -> int:
-        return int(self._counts.sum()) + self.zero + self.negative + self.too_large
+        counts = self._used[1] if self._counts is None else self._counts
+        return int(counts.sum()) + self.zero + self.negative + self.too_large
 
     @property
     def mean_ns(self) -> float | None:
@@ -95,7 +119,7 @@ class LogHistogram:
         if value_ns >= LIMIT_NS:
             self.too_large += weight
         elif value_ns > 0:
-            self._counts[int(math.log(value_ns) / _LOG_RATIO)] += weight
+            self._dense()[int(math.log(value_ns) / _LOG_RATIO)] += weight
         elif value_ns == 0:
             self.zero += weight
         else:
@@ -108,7 +132,7 @@ class LogHistogram:
 
     def add(self, tally: Tally) -> None:
         """Take in values that have been sorted into buckets: for the same values in several histograms."""
-        self._counts[tally.first : tally.first + len(tally.counts)] += tally.counts
+        self._dense()[tally.first : tally.first + len(tally.counts)] += tally.counts
         self.zero += tally.zero
         self.negative += tally.negative
         self.sum_ns += tally.sum_ns
@@ -129,10 +153,12 @@ class LogHistogram:
         if rank <= self.zero:
             return 0.0
         rank -= self.zero
-        cumulative = np.cumsum(self._counts)
-        if rank > cumulative[-1]:
+        used, counts = self._sparse()
+        cumulative = np.cumsum(counts)
+        place = int(np.searchsorted(cumulative, rank, side="left"))
+        if place == len(used):
             return float(self.max_ns)
-        bucket = int(np.searchsorted(cumulative, rank, side="left"))
+        bucket = int(used[place])
         middle = 2 * math.exp(bucket * _LOG_RATIO) * RATIO / (1 + RATIO)
         return min(max(middle, float(self.min_ns)), float(self.max_ns))
 
@@ -144,25 +170,36 @@ class LogHistogram:
         bucket = int(place)
         if bucket >= BUCKETS:
             return self.too_large
-        beyond = int(self._counts[bucket + 1 :].sum()) + self.too_large
         if self.max_ns is not None and self.max_ns <= limit_ns:
             return 0
-        return beyond + round(float(self._counts[bucket]) * (bucket + 1 - place))
+        used, counts = self._sparse()
+        here, beyond = np.searchsorted(used, (bucket, bucket + 1)).tolist()
+        within = round(float(counts[here:beyond].sum()) * (bucket + 1 - place))
+        return int(counts[beyond:].sum()) + self.too_large + within
 
     def copy(self) -> LogHistogram:
         return self.merge(LogHistogram())
 
     def merge(self, other: LogHistogram) -> LogHistogram:
-        merged = LogHistogram()
-        merged._counts = self._counts + other._counts
-        merged.zero = self.zero + other.zero
-        merged.negative = self.negative + other.negative
-        merged.too_large = self.too_large + other.too_large
-        merged.sum_ns = self.sum_ns + other.sum_ns
-        for part in (self, other):
+        return LogHistogram.union((self, other))
+
+    @classmethod
+    def union(cls, parts: Iterable[LogHistogram]) -> LogHistogram:
+        """All that the parts hold, in a new one; nothing where there are none."""
+        whole = cls()
+        counts = whole._dense()
+        for part in parts:
+            if part._counts is None:
+                counts[part._used[0]] += part._used[1]
+            else:
+                counts += part._counts
+            whole.zero += part.zero
+            whole.negative += part.negative
+            whole.too_large += part.too_large
+            whole.sum_ns += part.sum_ns
             if part.min_ns is not None and part.max_ns is not None:
-                merged._extend_range(part.min_ns, part.max_ns)
-        return merged
+                whole._extend_range(part.min_ns, part.max_ns)
+        return whole
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LogHistogram) and self.to_bytes() == other.to_bytes()
@@ -171,7 +208,7 @@ class LogHistogram:
 
     def to_bytes(self) -> bytes:
         """Only the buckets in use: 2 bytes of index and 8 of count each."""
-        used = np.flatnonzero(self._counts)
+        used, counts = self._sparse()
         header = _HEADER.pack(
             _MAGIC,
             len(used),
@@ -183,7 +220,7 @@ class LogHistogram:
             _to_int64(self.max_ns),
             self.sum_ns.to_bytes(16, "little", signed=True),
         )
-        return header + used.astype("<u2").tobytes() + self._counts[used].astype("<u8").tobytes()
+        return header + used.astype("<u2").tobytes() + counts.astype("<i8").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LogHistogram:
@@ -196,16 +233,17 @@ class LogHistogram:
         if len(data) != _HEADER.size + 10 * used:
             raise ValueError(f"a histogram of {used} buckets has {_HEADER.size + 10 * used} bytes, not {len(data)}")
         index = np.frombuffer(data, dtype="<u2", count=used, offset=_HEADER.size)
-        counts = np.frombuffer(data, dtype="<u8", count=used, offset=_HEADER.size + 2 * used)
-        if used and (index[-1] >= BUCKETS or np.any(np.diff(index.astype(np.int64)) <= 0)):
+        # Read as signed: what a count of 2^63 and more would be is below 1.
+        counts = np.frombuffer(data, dtype="<i8", count=used, offset=_HEADER.size + 2 * used)
+        if used and (index[-1] >= BUCKETS or (index[1:] <= index[:-1]).any()):
             raise ValueError(f"the histogram's bucket numbers are not rising below {BUCKETS}")
-        if np.any(counts == 0) or np.any(counts > 1 << 53) or max(zero, negative, too_large) > 1 << 53:
+        if (used and (counts.min() < 1 or counts.max() > 1 << 53)) or max(zero, negative, too_large) > 1 << 53:
             raise ValueError("the histogram has a count outside 1…2^53")
         histogram = cls()
-        histogram._counts[index] = counts
+        histogram._used = (index, counts)
         histogram.zero, histogram.negative, histogram.too_large = zero, negative, too_large
         histogram.sum_ns = int.from_bytes(total, "little", signed=True)
-        if has_range != (histogram.n > 0) or low > high:
+        if has_range != bool(used or zero or negative or too_large) or low > high:
             raise ValueError("the histogram's range does not fit its counts")
         if has_range:
             histogram.min_ns, histogram.max_ns = low, high
