@@ -37,9 +37,13 @@ class PooledSample:
         if tokens is None:
             self._append(1, gaps_ns)
             return
+        fewest, most = int(tokens.min()), int(tokens.max())
+        if fewest < 1:
+            raise ValueError(f"a chunk of {fewest} tokens has no gap per token")
+        if fewest == most:  # as a rule, and much cheaper to see than to sort out
+            self._append(fewest, gaps_ns)
+            return
         for k in np.unique(tokens).tolist():
-            if k < 1:
-                raise ValueError(f"a chunk of {k} tokens has no gap per token")
             self._append(k, gaps_ns[tokens == k])
 
     def _append(self, k: int, gaps_ns: npt.NDArray[np.int64]) -> None:

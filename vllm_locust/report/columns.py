@@ -67,8 +67,9 @@ def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Gaps between chunks of the same request. ``request`` is the row of each, ``end_ns`` when it was over, after sent;
-    ``width_before``/``width_after`` are the uncertainties of the two chunks that bound it."""
+    """Gaps between chunks of the same request. ``request`` is the row of each, never falling, ``end_ns`` when it was
+    over, after sent; ``width_before``/``width_after`` are the uncertainties of the two chunks that bound it.
+    """
 
     request: Ints
     gap_ns: Ints

@@ -38,9 +38,13 @@ class GapConfidence:
         self._sent.append(sent_unix_ns[keep])
         self._samples.append(samples[keep])
         per_token = gaps.gap_ns if gaps.tokens is None else gaps.gap_ns / gaps.tokens
+        request = gaps.request
+        # What lies beyond a percentile is among what lies beyond the one before it: ever fewer.
         for name, limit in self._limits_ns.items():
-            beyond = np.bincount(gaps.request, weights=np.where(per_token > limit, weights, 0), minlength=rows)
-            self._beyond[name].append(beyond[keep].astype(np.float64))
+            beyond = np.flatnonzero(per_token > limit)
+            per_token, request, weights = per_token[beyond], request[beyond], weights[beyond]
+            counts = np.bincount(request, weights=weights, minlength=rows)
+            self._beyond[name].append(counts[keep].astype(np.float64))
 
     def inflations(self) -> Mapping[str, float]:
         if not self._sent:

@@ -37,7 +37,7 @@ class BoundedGaps:
         """That gave one sample or more."""
 
     def add(self, gaps: Gaps) -> None:
-        self.requests += len(np.unique(gaps.request))
+        self.requests += int(np.count_nonzero(np.diff(gaps.request, prepend=-1)))
         touched = (gaps.width_before_ns > 0) | (gaps.width_after_ns > 0)
         self.certain.add(gaps.gap_ns[~touched], None if gaps.tokens is None else gaps.tokens[~touched])
         if touched.any():

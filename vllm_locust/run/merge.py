@@ -1,21 +1,26 @@
 """From the parts that the recorder wrote to the finished run directory: tables, summary and reports.
 
-A merge can be repeated and gives the same bytes again: it starts from the parts, which stay beside the results.
+A merge can be repeated and gives the same bytes again: it starts from the parts, which stay beside the results. So one
+that was killed is completed by the next one. Only one at a time is at work in a run directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from vllm_locust import clock
 from vllm_locust.capacity.record import final_json
 from vllm_locust.config import RunConfig
-from vllm_locust.errors import UsageError, WorkloadError
+from vllm_locust.errors import StoreError, UsageError, WorkloadError
 from vllm_locust.phases import PHASES, Phase, assign_phase, belonging_time, interval_index
 from vllm_locust.report.charts.chart_data import chart_data
 from vllm_locust.report.columns import RequestColumns
@@ -24,15 +29,18 @@ from vllm_locust.report.summary import measure
 from vllm_locust.report.text import render_text
 from vllm_locust.run.arrivals import account_for_arrivals
 from vllm_locust.run.common_clock import WorkerClocks
-from vllm_locust.run.recovery import MergeOrder, completed, read_control, take_in
+from vllm_locust.run.recovery import MergeOrder, check_known, completed, read_control, take_in
 from vllm_locust.run.telemetry_merge import merge_telemetry
 from vllm_locust.slo import Slo, judge_requests, parse_slos
 from vllm_locust.store.finalize import finalize
+from vllm_locust.store.lock_file import try_lock
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_text
 from vllm_locust.store.schema import BatchKind
 from vllm_locust.telemetry import TelemetryKind
 from vllm_locust.workload.load import load_workload
 from vllm_locust.workload.workload import Workload
+
+_WAIT_FOR_MERGE_NS: Final = 1800 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,36 @@ class Merged:
 
 def merge_run(order: MergeOrder) -> Merged:
     """Take in what is left of the run in spools and in Redis, and write all its results."""
-    take_in(order)
-    run_dir = order.run_dir
+    check_known(order)
+    with _alone(order.run_dir):
+        take_in(order)
+        for leftover in order.run_dir.path.glob(".*.tmp"):
+            leftover.unlink()
+        return _merged(order.run_dir)
+
+
+@contextmanager
+def _alone(run_dir: RunDirectory) -> Iterator[None]:
+    """Another merge or report of the run is waited for: two of them would mix their results."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    deadline_ns = clock.monotonic_ns() + _WAIT_FOR_MERGE_NS
+    told = False
+    while (lock := try_lock(run_dir.merge_lock)) is None:
+        if clock.monotonic_ns() > deadline_ns:
+            raise StoreError(
+                f"another merge of {run_dir.path} is at work: wait until it ends, or end it, and merge again"
+            )
+        if not told:
+            sys.stderr.write(f"vllm-locust: waiting for another merge of {run_dir.path} to end\n")
+            told = True
+        clock.sleep(0.2)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _merged(run_dir: RunDirectory) -> Merged:
     control = read_control(run_dir)
     clocks = WorkerClocks.from_control(control)
     run = completed(read_json(run_dir.run_json), control, run_dir, clocks)
@@ -69,8 +105,9 @@ def report_run(run_dir: RunDirectory) -> Merged:
     """Make summary and reports from the tables that a merge has written. Raises UsageError where there are none."""
     if not (run_dir.run_json.is_file() and run_dir.requests_parquet.is_file()):
         raise UsageError(f"{run_dir.path} holds no merged run; give the directory of a run, or merge it first")
-    run = read_json(run_dir.run_json)
-    return _write_reports(run_dir, run, _workload_again(run))
+    with _alone(run_dir):
+        run = read_json(run_dir.run_json)
+        return _write_reports(run_dir, run, _workload_again(run))
 
 
 def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workload | None) -> Merged:

@@ -99,8 +99,6 @@ class MergeOrder:
 
 def take_in(order: MergeOrder) -> None:
     """Put everything that is left of the run into its parts. A recorder that is still at work is waited for."""
-    if order.redis_url is not None:
-        _check_known(order)
     spools = list(_spools(order))
     deadline_ns = clock.monotonic_ns() + round(_WAIT_FOR_RECORDER_S * 1e9)
     told = False
@@ -140,7 +138,10 @@ def _store(order: MergeOrder) -> RunStore:
         raise UsageError(str(error)) from None
 
 
-def _check_known(order: MergeOrder) -> None:
+def check_known(order: MergeOrder) -> None:
+    """Raises ``UsageError`` where neither the run directory nor the Redis that is named knows the run."""
+    if order.redis_url is None:
+        return
     store = _store(order)
     try:
         known = RUN in store.read_control()

@@ -6,7 +6,6 @@ recorder which starts again knows from the files alone what it has, and the merg
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 
 from vllm_locust.errors import StoreError
 from vllm_locust.store.durable_file import atomic_path, fsync_directory
+from vllm_locust.store.lock_file import try_lock
 from vllm_locust.store.schema import Batch, BatchKind, as_current, schema_of
 
 PART_NAMES: Final = {BatchKind.REQUESTS: "requests", BatchKind.HEALTH: "workers", BatchKind.ARRIVALS: "arrivals"}
@@ -154,7 +154,7 @@ class PartStore:
             raise
 
     def _load(self) -> None:
-        for leftover in self._dir.glob(".*.tmp"):
+        for leftover in self._dir.rglob(".*.tmp"):
             leftover.unlink()
         for part in list_parts(self._dir):
             if part.run_id != self._run_id:
@@ -214,14 +214,11 @@ def _lock(parts_dir: Path) -> int:
     try:
         parts_dir.mkdir(parents=True, exist_ok=True)
         fsync_directory(parts_dir.parent)
-        descriptor = os.open(parts_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as exc:
         raise StoreError(f"the directory {parts_dir} cannot be used: {exc.strerror}") from exc
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(descriptor)
-        raise PartsInUse(f"another recorder or merge is at work in {parts_dir}: wait until it ends") from exc
+    descriptor = try_lock(parts_dir / ".lock")
+    if descriptor is None:
+        raise PartsInUse(f"another recorder or merge is at work in {parts_dir}: wait until it ends")
     return descriptor
 
 

@@ -89,6 +89,10 @@ class RunDirectory:
         return self.parts / "telemetry"
 
     @property
+    def merge_lock(self) -> Path:
+        return self.path / ".merge.lock"
+
+    @property
     def recorder_json(self) -> Path:
         return self.parts / "recorder.json"
 
