@@ -1,4 +1,4 @@
-"""``python -m tests.run.killed_merge RUN_DIR STEP``: a merge that is killed right before its STEP-th file gets its name.
+"""``python -m tests.run.killed_merge DIR STEP``: a merge that is killed right before its STEP-th file gets its name.
 
 It ends by itself where the merge has fewer steps.
 """

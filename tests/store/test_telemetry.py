@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.servers import Server, wait_until
@@ -93,7 +93,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(values=ROWS, seq=st.integers(1, 1 << 53))
 def test_a_batch_comes_back_as_it_was(values: list[dict[str, object]], seq: int) -> None:
     rows = telemetry_rows(TelemetryKind.GPU, [gpu_row(number, **row) for number, row in enumerate(values)])
