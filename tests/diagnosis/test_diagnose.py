@@ -257,6 +257,32 @@ def test_a_prefix_cache_that_is_used_or_has_nothing_to_keep() -> None:
     assert answers(server(prefix_cache_hit_rate=0.0), later_turns=0.0)["prefix_cache_unused"] is Need.REPEATED_PROMPTS
 
 
+def test_prefix_cache_unused_by_prompts_that_begin_alike() -> None:
+    found = finding("prefix_cache_unused", server(prefix_cache_hit_rate=0.02), later_turns=0.0, shared_prefix=0.84)
+    assert found.sentence == (
+        "84 % of the prompt tokens are a beginning that an earlier prompt had, and the prefix cache held 2 % of the "
+        "tokens."
+    )
+    assert found.weight == pytest.approx(0.42)
+    assert found.attempt == "--enable-prefix-caching; if it is on, more room for the KV cache"
+    cold = server(prefix_cache_hit_rate=0.02)
+    spread = finding("prefix_cache_unused", cold, later_turns=None, shared_prefix=0.84, targets=2)
+    assert spread.attempt.endswith(
+        "a router that keeps prompts that begin alike on one replica: requests went to 2 in turn"
+    )
+    both = finding("prefix_cache_unused", cold, shared_prefix=0.84)
+    assert both.sentence.startswith(
+        "50 % of the requests repeat a conversation's earlier turns, 84 % of the prompt tokens are a beginning that"
+    )
+    assert (
+        answers(server(prefix_cache_hit_rate=0.8), later_turns=None, shared_prefix=0.84)["prefix_cache_unused"] is None
+    )
+    assert answers(cold, later_turns=None, shared_prefix=0.19)["prefix_cache_unused"] is None
+    nothing_alike = answers(cold, later_turns=None, shared_prefix=None)
+    assert nothing_alike["prefix_cache_unused"] is Need.REPEATED_PROMPTS
+    assert answers(cold, later_turns=0.0, shared_prefix=0.0)["prefix_cache_unused"] is Need.REPEATED_PROMPTS
+
+
 def test_cold_start() -> None:
     cold = ColdStart(requests=10, ttft_ns=1200 * MS, window_p50_ns=100 * MS, matters=True)
     found = finding("cold_start", CLEAN, cold_start=cold)

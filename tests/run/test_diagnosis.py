@@ -74,3 +74,30 @@ def test_too_few_places(tmp_path: Path) -> None:
     assert queueing["try"].startswith("a higher --max-num-seqs (the KV cache was at most")
     assert not {"kv_cache_pressure", "network_bound", "buffered_stream"} & set(found)
     assert "- queueing (stage 28/s" in run.output
+
+
+PREFIXES = """
+kind: shared_prefix
+groups: 2
+prefix_tokens: 400
+prompt_tokens: {distribution: uniform, min: 40, max: 40}
+output_tokens: {distribution: uniform, min: 8, max: 8}
+conversations_per_group: 50
+"""
+
+
+@pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
+def test_prompts_that_begin_alike(tmp_path: Path, caching: str) -> None:
+    (tmp_path / "prefixes.yaml").write_text(PREFIXES, encoding="utf-8")
+    flags = ("-u", "2", "-r", "2", "-t", "3s", "--warmup-requests", "4", "--workload", "prefixes.yaml")
+    with simserver(tmp_path, "--step-base-ms", "10", "--frontend-ms", "0", caching) as server:
+        run = run_locust(tmp_path, server.url, *flags, **ALL)
+    found = findings(run)
+    assert run.json("run.json")["workload"]["shared_prefix"] == {"groups": 2, "tokens": 400}
+    if caching == "--enable-prefix-caching":
+        assert run.summary["stages"][0]["server"]["prefix_cache_hit_rate"] > 0.5
+        assert "prefix_cache_unused" in run.summary["diagnosis"]["not_found"]
+    else:
+        unused = found["prefix_cache_unused"]
+        assert unused["figures"]["shared_prefix"] > 0.6
+        assert "are a beginning that an earlier prompt had, and the prefix cache was never asked." in unused["sentence"]

@@ -129,5 +129,8 @@ class RunFigures:
     doubts: Sequence[GeneratorDoubt] = ()
     later_turns: float | None = None
     """Of the window's requests, those whose prompt repeats an earlier one of the run: a later turn."""
+    shared_prefix: float | None = None
+    """Of the window's prompt tokens, those of a beginning that an earlier prompt had; None where the workload does not
+    make prompts that begin alike."""
     targets: int = 1
     """Replicas that requests went to."""

@@ -22,7 +22,7 @@ class Need(StrEnum):
     SERVER_KV_CACHE = "KV-cache use or preemptions, which the server does not tell"
     SERVER_PREFIX_CACHE = "prefix-cache queries and hits, which the server does not tell"
     SERVER_TTFT = "the server's own TTFT for about the same requests"
-    REPEATED_PROMPTS = "conversations of several turns"
+    REPEATED_PROMPTS = "conversations of several turns, or prompts that begin alike"
     GPU = "GPU samples (vllm-locust collect)"
     GPU_UTILIZATION = "utilization, which the GPUs do not tell"
     GPU_ACTIVITY = "SM or tensor activity and memory traffic, which the GPUs do not tell"
@@ -47,6 +47,7 @@ class Thresholds:
     preempted_share: float = 0.01
     """Preemptions, of the requests that finished."""
     later_turns: float = 0.20
+    shared_prefix: float = 0.20
     prefix_cache_hit_rate: float = 0.05
     dram_activity: float = 0.40
     """Thin matrix products as in decoding keep an H200's memory busy for 55 % of the time, thick ones for 17 %."""

@@ -115,27 +115,32 @@ def _prefix_cache_unused(stage: StageFigures, run: RunFigures, limits: Threshold
     hit_rate = 0.0 if server.prefix_cache_queries == 0 else server.prefix_cache_hit_rate
     if hit_rate is None:
         return Need.SERVER_PREFIX_CACHE
-    if not run.later_turns:
+    turns, alike = run.later_turns or 0.0, run.shared_prefix or 0.0
+    if not turns and not alike:
         return Need.REPEATED_PROMPTS
-    if run.later_turns < limits.later_turns or hit_rate > limits.prefix_cache_hit_rate:
+    by_turns, by_prefix = turns >= limits.later_turns, alike >= limits.shared_prefix
+    if not (by_turns or by_prefix) or hit_rate > limits.prefix_cache_hit_rate:
         return None
     held = "was never asked" if not server.prefix_cache_queries else f"held {percent_text(hit_rate)} of the tokens"
-    attempt = "--enable-prefix-caching; if it is on, more room for the KV cache, so that a turn outlives its think time"
-    if run.targets > 1:
-        attempt = (
-            f"{attempt}; and a router that keeps a conversation on one replica: requests went to {run.targets} in turn"
-        )
+    repeats = [f"{percent_text(turns)} of the requests repeat a conversation's earlier turns"] * by_turns
+    repeats += [f"{percent_text(alike)} of the prompt tokens are a beginning that an earlier prompt had"] * by_prefix
     return Finding(
         code="prefix_cache_unused",
-        weight=0.5 * run.later_turns,
-        sentence=(
-            f"{percent_text(run.later_turns)} of the requests repeat a conversation's earlier turns, and the prefix "
-            f"cache {held}."
-        ),
-        figures={"later_turns": run.later_turns, "prefix_cache_hit_rate": hit_rate},
-        attempt=attempt,
+        weight=0.5 * max(turns, alike),
+        sentence=f"{', '.join(repeats)}, and the prefix cache {held}.",
+        figures={"later_turns": run.later_turns, "shared_prefix": run.shared_prefix, "prefix_cache_hit_rate": hit_rate},
+        attempt=_prefix_cache_attempt(run.targets, by_turns=by_turns),
         confirm="prefix-cache hits rise towards the share of repeated tokens, and prefill time and TTFT fall",
     )
+
+
+def _prefix_cache_attempt(targets: int, *, by_turns: bool) -> str:
+    outlives = ", so that a turn outlives its think time" if by_turns else ""
+    attempt = f"--enable-prefix-caching; if it is on, more room for the KV cache{outlives}"
+    if targets > 1:
+        what = "keeps a conversation" if by_turns else "keeps prompts that begin alike"
+        attempt = f"{attempt}; and a router that {what} on one replica: requests went to {targets} in turn"
+    return attempt
 
 
 def _cold_start(_: StageFigures, run: RunFigures, __: Thresholds) -> Answer:

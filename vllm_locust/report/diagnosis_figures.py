@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from vllm_locust.diagnosis.diagnose import diagnose
 from vllm_locust.diagnosis.figures import (
     ColdStart,
@@ -46,9 +48,20 @@ def diagnosis_json(
             if reason.code in _OF_GENERATOR
         ],
         later_turns=reading.turns.later_share(),
+        shared_prefix=_shared_prefix(reading),
         targets=reading.first_tokens.targets,
     )
     return diagnose(run).as_json()
+
+
+def _shared_prefix(reading: Reading) -> float | None:
+    """The first request of a group repeats nothing."""
+    prefix, prompts = reading.facts.shared_prefix, reading.total.floats["prompt_tokens"]
+    known = prompts[~np.isnan(prompts)]
+    if prefix is None or not len(known):
+        return None
+    repeats = max(0, len(known) - prefix["groups"])
+    return min(1.0, prefix["tokens"] * repeats / float(known.sum()))
 
 
 def _ns(value_s: float | None) -> float | None:

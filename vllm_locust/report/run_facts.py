@@ -4,7 +4,8 @@ found.
 Keys that are read (everything else in ``run.json`` is only shown):
 
 - ``run_id`` (text), ``run_name``, ``tags``, ``command``, ``versions``, ``hosts``: shown. - ``workload``: of it
-``name``, ``token_count_method``, ``filters`` and ``warnings`` are repeated in the summary. - ``config``:
+``name``, ``token_count_method``, ``filters`` and ``warnings`` are repeated in the summary, and ``shared_prefix`` is
+``{"groups", "tokens"}`` or null. - ``config``:
 ``RunConfig.to_json()``; of it ``slos`` and ``max_failures``. - ``window``: ``{"start_unix_ns", "end_unix_ns"}`` on
 the common clock, or null when it never began. - ``stages``: in order, each ``{"stage", "name", "stage_kind":
 "hold"|"ramp", "start_unix_ns", "end_unix_ns"}`` and, where they apply, ``offered_rps``, ``users``,
@@ -83,6 +84,8 @@ class RunFacts:
     server_clock_uncertainty_ns: int | None
     arrivals: Mapping[str, int | None] | None
     """None in a closed loop."""
+    shared_prefix: Mapping[str, int] | None
+    """``groups`` of prompts, each of which begins with the same ``tokens``; None where none were made so."""
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any]) -> RunFacts:
@@ -112,6 +115,7 @@ class RunFacts:
             gpu_clock_uncertainty_ns=_telemetry_clock_ns(run, "gpu"),
             server_clock_uncertainty_ns=_telemetry_clock_ns(run, "server", of=run["run_id"]),
             arrivals=run.get("arrivals"),
+            shared_prefix=(run.get("workload") or {}).get("shared_prefix"),
         )
 
 

@@ -15,7 +15,7 @@ from vllm_locust.errors import WorkloadError
 from vllm_locust.workload.prompt import Prompt, Session, Turn
 from vllm_locust.workload.sampler import check_share, epoch_order, positions
 from vllm_locust.workload.source import Source
-from vllm_locust.workload.spec import ShareGptSpec, WorkloadSpec
+from vllm_locust.workload.spec import SharedPrefixSpec, ShareGptSpec, WorkloadSpec
 from vllm_locust.workload.table_metadata import TableMetadata, digest_of
 
 Integers = npt.NDArray[np.int64]
@@ -52,6 +52,14 @@ class ContextLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Conversations start with one of ``groups`` texts of ``tokens`` each."""
+
+    groups: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Immutable and without state of its own: loaded once, it may be used by any number of users and survive a fork."""
 
@@ -69,6 +77,8 @@ class Workload:
     """Conversations of ``source`` that passed the filters."""
     limit: ContextLimit
     reference: tuple[Integers, Integers]
+    shared_prefix: SharedPrefix | None
+    """None also where each conversation has a beginning of its own."""
 
     @property
     def rows(self) -> int:
@@ -176,7 +186,14 @@ def make_workload(
         selected=selected,
         limit=limit,
         reference=reference or (source.prompt_tokens, source.output_tokens),
+        shared_prefix=_shared_prefix(spec),
     )
+
+
+def _shared_prefix(spec: WorkloadSpec) -> SharedPrefix | None:
+    if not isinstance(spec, SharedPrefixSpec) or spec.conversations_per_group < 2:
+        return None
+    return SharedPrefix(spec.groups, spec.prefix_tokens)
 
 
 def _select(spec: WorkloadSpec, source: Source, limit: ContextLimit) -> tuple[npt.NDArray[np.bool_], Mapping[str, int]]:
