@@ -2,7 +2,8 @@
 
 Elsewhere: workers that are gone in ``test_joining`` and ``test_share_owners``, a clock that is set in
 ``test_clocks``, a run that measured nothing or was stopped in ``test_endings``, full slots in
-``test_coordinated_omission``, telemetry in ``test_gpu_telemetry``, and each reason alone in ``tests/test_verdict.py``.
+``test_coordinated_omission``, telemetry in ``test_gpu_telemetry``, what is lost or led astray on the way in
+``test_verdict_losses``, and each reason alone in ``tests/verdict/test_judge.py``.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         "2 batches of records and 3 single records",
     ),
     ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
-    ({"unstorable_values": 5}, "values_unstorable", "degraded", 0, "5 values that the server sent fit no column"),
+    ({"unstorable_values": 5}, "values_unstorable", "degraded", 0, "5 values of records fit no column"),
     ({"workers_missing": ("a", "b")}, "workers_missing", "invalid", 1, "2 of 2 workers were missing"),
     ({"generator_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),
     ({"generator_lag_p99_ns": 101_000_000}, "schedule_lag", "invalid", 4, "101 ms"),

@@ -139,7 +139,7 @@ class Shipper:
 
     @property
     def unstorable_values(self) -> int:
-        """Values from a server that no column could hold: a lone surrogate, a count beyond 64 bits."""
+        """Values that no column could hold: a lone surrogate, a count beyond 64 bits."""
         return self._unstorable_values + self._columns.unstorable_values
 
     def flush(self, deadline_ns: int) -> FlushReport:

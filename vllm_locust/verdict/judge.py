@@ -101,7 +101,7 @@ def _values_unstorable(evidence: Evidence, _: Thresholds) -> Reason | None:
     if not evidence.unstorable_values:
         return None
     sentence = (
-        f"{evidence.unstorable_values} values that the server sent fit no column of requests.parquet (a count beyond "
+        f"{evidence.unstorable_values} values of records fit no column of requests.parquet (a count beyond "
         "64 bits, a text that is no Unicode): they are null or changed there, and in no number of the report."
     )
     return Reason("values_unstorable", Status.DEGRADED, sentence, evidence.unstorable_values)
