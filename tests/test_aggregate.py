@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.aggregate import KEPT_STAGES, RunAggregate, Snapshot, Snapshots, StageAggregates
+from vllm_locust.core_time import CoreTime
 from vllm_locust.outcome import Outcome
 
 
@@ -23,6 +24,7 @@ class Request:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     coalesced: int = 0
+    chunk_width_ns: list[int] | None = None
 
 
 def of(requests: list[Request]) -> RunAggregate:
@@ -64,6 +66,26 @@ def test_one_request_in_small_whole_numbers() -> None:
     }
     assert {name: (h.n, h.sum_ns) for name, h in aggregate.histograms.items()} == expected
     assert aggregate.histograms["itl"].quantile(Fraction(4, 5)) == pytest.approx(10, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("at_ns", "width_ns", "doubtful"),
+    [(10_000_000, 1_000_001, 1), (10_000_000, 1_000_000, 0), (100_000_000, 5_000_001, 1), (100_000_000, 5_000_000, 0)],
+)
+def test_a_request_whose_ends_are_uncertain_is_doubtful(at_ns: int, width_ns: int, doubtful: int) -> None:
+    """By more than 1 ms and by more than 5 %."""
+    chunk_ns = [at_ns, at_ns + 1, at_ns + 2]
+    assert of([Request(chunk_ns=chunk_ns, chunk_width_ns=[width_ns, 0, 0])]).doubtful == doubtful
+    assert of([Request(chunk_ns=chunk_ns, chunk_width_ns=[0, 9 * width_ns, 0])]).doubtful == 0, "only its ends count"
+    failed = Request(outcome=Outcome.TRUNCATED, chunk_ns=chunk_ns, chunk_width_ns=[width_ns, 0, 0])
+    assert of([failed]).doubtful == 0
+
+
+def test_shares_of_a_core_are_those_of_the_time_between_two_looks() -> None:
+    first, last = CoreTime(1_000, 600, 10), CoreTime(3_000, 1_600, 510)
+    assert (last.used_share(first), last.waited_share(first)) == (0.5, 0.25)
+    assert CoreTime(3_000, 1_600, None).waited_share(first) is None
+    assert last.waited_share(CoreTime(1_000, 600, None)) is None
 
 
 def test_a_chunk_without_tokens_passes_its_gap_on() -> None:
@@ -125,8 +147,9 @@ def test_merging_is_algebra(a: list[Request], b: list[Request]) -> None:
 @given(requests(), st.integers(0, 1 << 53))
 @settings(max_examples=40, deadline=None)
 def test_a_snapshot_survives_its_message(made: list[Request], sequence: int) -> None:
-    snapshot = Snapshot.from_message(of(made).to_message("worker 1", sequence))
-    assert snapshot == Snapshot("worker 1", sequence, of(made))
+    for core_time in (None, CoreTime(sequence, 5, None), CoreTime(7, sequence, 9)):
+        snapshot = Snapshot.from_message(of(made).to_message("worker 1", sequence, core_time=core_time))
+        assert snapshot == Snapshot("worker 1", sequence, of(made), core_time=core_time)
 
 
 def test_the_newest_snapshot_of_each_worker_counts_whatever_the_order() -> None:
@@ -203,6 +226,9 @@ def message(**changes: Any) -> dict[str, Any]:
         (message(histograms={}), "'histograms'"),
         (message(histograms={**message()["histograms"], "itl": "text"}), r"'histograms\.itl'"),
         (message(histograms={**message()["histograms"], "itl": b"junk"}), r"'histograms\.itl'"),
+        (message(core_time=5), "'core_time'"),
+        (message(core_time={"at_ns": 1, "used_ns": 1}), "waited_ns"),
+        (message(core_time={"at_ns": -1, "used_ns": 1, "waited_ns": None}), "at_ns"),
         (message(stages=None), "'stages'"),
         (message(stages=["x"]), "'stages'"),
         (message(stages=[{}] * 4), "'stages'"),

@@ -16,17 +16,19 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust.core_time import CoreTime
 from vllm_locust.histogram import LogHistogram, Tally
 from vllm_locust.outcome import Outcome
 from vllm_locust.timing import tpot_ns
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "generator_lag", "receive_lag")
 COUNTERS: Final = (
     "sent",
     "in_flight",
     "chunks",
     "coalesced_chunks",
+    "doubtful",
     "prompt_tokens",
     "output_tokens",
     "good",
@@ -41,6 +43,9 @@ MAX_WORKER_ID: Final = 256
 KEPT_STAGES: Final = 3
 """A worker keeps the aggregates of the last stages only: a test may have any number of them."""
 _MAX_COUNT: Final = 1 << 53
+DOUBT_NS: Final = 1_000_000
+DOUBT_SHARE: Final = 0.05
+"""A first or last token that may have come earlier by more than both of these makes a request doubtful."""
 
 
 class ObservedRequest(Protocol):
@@ -67,6 +72,8 @@ class ObservedRequest(Protocol):
     @property
     def output_tokens(self) -> int | None: ...
     @property
+    def chunk_width_ns(self) -> Sequence[int] | None: ...
+    @property
     def coalesced(self) -> int: ...
 
 
@@ -89,6 +96,8 @@ class RunAggregate:
     in_flight: int = 0
     chunks: int = 0
     coalesced_chunks: int = 0
+    doubtful: int = 0
+    """Ok requests whose first or last token is not known well enough to judge them."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     good: int = 0
@@ -122,6 +131,7 @@ class RunAggregate:
         self._record("e2e", request.e2e_ns)
         if request.ttft_ns is not None and request.schedule_lag_ns is not None:
             self._record("ttft_from_schedule", request.ttft_ns + request.schedule_lag_ns)
+        self.doubtful += _is_doubtful(request)
         if len(request.chunk_ns) < 2:
             return
         times = _array(request.chunk_ns)
@@ -167,13 +177,18 @@ class RunAggregate:
         return merged
 
     def to_message(
-        self, worker_id: str, sequence: int, stages: Mapping[int, RunAggregate] = MappingProxyType({})
+        self,
+        worker_id: str,
+        sequence: int,
+        stages: Mapping[int, RunAggregate] = MappingProxyType({}),
+        core_time: CoreTime | None = None,
     ) -> dict[str, Any]:
         """A snapshot as msgpack can carry it: text, integers and bytes. ``stages`` are parts of the whole."""
         return {
             "schema": SCHEMA,
             "worker_id": worker_id,
             "sequence": sequence,
+            "core_time": None if core_time is None else core_time.to_message(),
             **self._content(),
             "stages": [{"stage": stage, **aggregate._content()} for stage, aggregate in stages.items()],
         }
@@ -199,6 +214,15 @@ class RunAggregate:
         for name, data in _mapping(message, "histograms", HISTOGRAMS).items():
             aggregate.histograms[name] = _histogram(data, name)
         return aggregate
+
+
+def _is_doubtful(request: ObservedRequest) -> bool:
+    widths, times = request.chunk_width_ns, request.chunk_ns
+    if not widths:
+        return False
+    return any(
+        width > max(DOUBT_NS, DOUBT_SHARE * at) for width, at in ((widths[0], times[0]), (widths[-1], times[-1]))
+    )
 
 
 class StageAggregates:
@@ -232,6 +256,7 @@ class Snapshot:
     sequence: int
     aggregate: RunAggregate
     stages: Mapping[int, RunAggregate] = field(default_factory=dict)
+    core_time: CoreTime | None = None
 
     @classmethod
     def from_message(cls, message: object) -> Snapshot:
@@ -244,7 +269,9 @@ class Snapshot:
         if not isinstance(worker_id, str) or not 0 < len(worker_id) <= MAX_WORKER_ID:
             raise ValueError(f"snapshot field 'worker_id' is not a text of 1 to {MAX_WORKER_ID} characters")
         sequence = _count(message.get("sequence"), "sequence")
-        return cls(worker_id, sequence, RunAggregate.from_content(message), _stages(message.get("stages")))
+        told = message.get("core_time")
+        core_time = None if told is None else CoreTime.from_message(told, "snapshot field 'core_time'")
+        return cls(worker_id, sequence, RunAggregate.from_content(message), _stages(message.get("stages")), core_time)
 
 
 def _stages(value: object) -> dict[int, RunAggregate]:

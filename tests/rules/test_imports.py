@@ -43,6 +43,7 @@ PURE = {
     "checkup",
     "completion",
     "confidence",
+    "core_time",
     "diagnosis",
     "duration",
     "histogram",

@@ -14,6 +14,7 @@ from vllm_locust.aggregate import RunAggregate, Snapshot
 from vllm_locust.capacity.search import CapacitySettings
 from vllm_locust.capacity_options import CapacityOrder
 from vllm_locust.config import RunConfig, Target
+from vllm_locust.core_time import CoreTime
 from vllm_locust.errors import TargetError
 from vllm_locust.load_profile import Quantity
 from vllm_locust.outcome import Outcome
@@ -51,6 +52,11 @@ class World:
     outcome: Outcome = Outcome.OK
     gone_from_ns: int | None = None
     refused: int = 0
+    refused_as: Outcome = Outcome.CONNECT_ERROR
+    disturbed_stages: int = 0
+    """In so many stages from the first on the worker waits for a core for half of the time."""
+    waited_ns: int = 0
+    worker_ids: tuple[str, ...] = ("here",)
 
     def view(self) -> RunView:
         config = RunConfig(targets=(Target.parse("http://h:1"),), slos=("p90(ttft)<=1s",))
@@ -79,12 +85,14 @@ class World:
 
     def of_worker(self, worker_id: str) -> Snapshot:
         stages = {span.stage: told for span in self.spans if (told := self.of_stage(span.stage)) is not None}
-        return Snapshot(worker_id, 1, self.merged(), stages)
+        core_time = CoreTime(self.now_ns, self.now_ns // 10, self.waited_ns)
+        return Snapshot(worker_id, 1, self.merged(), stages, core_time)
 
     def merged(self) -> RunAggregate:
         load = self.stretches[-1].load.start_value if self.stretches else 0.0
-        in_flight = round(self.queue + min(load, LIMIT_RPS) * SERVICE_S)
-        finished = {self.outcome: self.finished} | ({Outcome.CONNECT_ERROR: self.refused} if self.refused else {})
+        gone = self.gone_from_ns is not None and self.now_ns > self.gone_from_ns
+        in_flight = 0 if gone else round(self.queue + min(load, LIMIT_RPS) * SERVICE_S)
+        finished = {self.outcome: self.finished} | ({self.refused_as: self.refused} if self.refused else {})
         return RunAggregate(
             sent=self.sent, finished=finished, in_flight=in_flight, waiting_arrivals=self.waiting if load else 0
         )
@@ -123,6 +131,7 @@ class World:
             self.planned_end_ns += stretch.load.length_ns
             while self.now_ns < self.planned_end_ns - 2 * NS:
                 self.now_ns += NS
+                self.waited_ns += NS // 2 if stretch.stage is not None and stretch.stage < self.disturbed_stages else 0
                 load = stretch.load.start_value
                 self.sent += round(load)
                 if self.gone_from_ns is not None and self.now_ns > self.gone_from_ns:
@@ -211,6 +220,28 @@ def test_a_generator_that_is_always_late_ends_the_search(world: World) -> None:
     kept = search(world, max_probes=4)
     assert [probe["load"] for probe in kept["probes"]] == [10, 10, 10]
     assert all("add workers" in probe["left_out"] for probe in kept["probes"])
+    assert kept["ended"] == (
+        "The search ended early: 3 probes in a row do not count, the last since its requests were sent up to 200 ms "
+        "(p99) after they were due; add workers."
+    )
+
+
+def test_a_probe_that_the_generator_disturbed_is_repeated_and_steers_nothing(world: World) -> None:
+    world.disturbed_stages = 2
+    kept = search(world, max_probes=6)
+    left_out = [probe["left_out"] for probe in kept["probes"]]
+    words = "a worker waited for a core 48.3 % of the time: something else runs on its machine"
+    assert left_out == [words, words, None, None, None, None], "half of it, less the second before the first look"
+    assert [probe["load"] for probe in kept["probes"][:5]] == [10, 10, 10, 20, 40]
+    assert kept["ended"] is None
+
+
+def test_too_few_probes_that_count_in_all_end_the_search(world: World) -> None:
+    """One after the other never three in a row, yet more than half of them."""
+    world.disturbed_stages = 1
+    kept = search(world, max_probes=1)
+    assert [probe["left_out"] is None for probe in kept["probes"]] == [False]
+    assert kept["ended"].startswith("The search ended early: 1 probes do not count")
 
 
 def test_slots_that_are_too_few_end_the_search(world: World) -> None:
@@ -246,5 +277,26 @@ def test_a_probe_that_lost_arrivals_steers_nothing(world: World) -> None:
     assert {probe["left_out"] for probe in kept["probes"]} == {"7 of its arrivals are lost: a worker has gone"}
     assert all(probe["elapsed_s"] < 3 + 30 + 10 for probe in kept["probes"]), "they are not waited for"
     assert kept["ended"] == (
-        "The search ended early: 3 probes do not count, the last since 7 of its arrivals are lost: a worker has gone."
+        "The search ended early: 3 probes in a row do not count, the last since 7 of its arrivals are lost: a worker "
+        "has gone."
     )
+
+
+def test_a_server_that_serves_nothing_ends_the_search(world: World) -> None:
+    world.outcome = Outcome.HTTP_ERROR
+    kept = search(world)
+    (probe,) = kept["probes"]
+    assert probe["left_out"].startswith("the server answered no request any more: of ")
+    assert probe["left_out"].endswith(" http_error")
+    assert kept["ended"] == "The search ended early: the server answers no request any more."
+
+
+def test_a_gateway_whose_server_is_gone_is_no_slow_server(world: World) -> None:
+    """In the middle of the second probe, at a load that it can take: half of the probe's requests fail."""
+    world.refused_as = Outcome.HTTP_ERROR
+    world.gone_from_ns = START_NS + 60 * NS
+    kept = search(world)
+    held, gone = kept["probes"]
+    assert held["left_out"] is None
+    assert gone["left_out"].startswith("the server answered no request any more: of ")
+    assert kept["ended"] == "The search ended early: the server answers no request any more."

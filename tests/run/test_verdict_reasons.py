@@ -87,7 +87,8 @@ def test_a_clean_run_has_none(tmp_path: Path, locustfile: str) -> None:
 def hogs(count: int, core: int) -> Iterator[None]:
     """Processes that take all they can get of a core."""
     code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    # A session each: the kernel shares a core among sessions first.
+    started = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:

@@ -98,6 +98,13 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         "2 batches of records and 3 single records",
     ),
     ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
+    (
+        {"search_given_up": "The search ended early: the server cannot be reached."},
+        "search_given_up",
+        "degraded",
+        1,
+        "ended early: the server cannot be reached. What it found before",
+    ),
     ({"unstorable_values": 5}, "values_unstorable", "degraded", 0, "5 values of records fit no column"),
     ({"workers_missing": ("a", "b")}, "workers_missing", "invalid", 1, "2 of 2 workers were missing"),
     ({"generator_lag_p99_ns": 11_000_000}, "schedule_lag", "degraded", 0, "11 ms"),

@@ -21,8 +21,9 @@ from vllm_locust.arrival import Schedule
 from vllm_locust.clock import WallAxis
 from vllm_locust.completion.reader import CompletionReader
 from vllm_locust.config import RunConfig
+from vllm_locust.core_time import CoreTime
 from vllm_locust.load.dispatcher import Dispatcher, DueArrival
-from vllm_locust.load.health import HealthSampler
+from vllm_locust.load.health import HealthSampler, run_delay_ns
 from vllm_locust.load.kernel import KernelTransport
 from vllm_locust.load.openai_transport import OpenAITransport
 from vllm_locust.load.patience import Patience
@@ -94,6 +95,7 @@ class LoadWorker:
         self._sink = sink
         self.axis = axis
         self._clock_shift_ns = clock_shift_ns
+        self._began_ns = clock.monotonic_ns()
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._users = itertools.count()
@@ -104,12 +106,13 @@ class LoadWorker:
         self._count_answer = answer_counter(config.tokenizer)
         self._prompts: Iterator[Prompt] | None = None
         self._sessions: Iterator[Session] | None = None
-        self.dispatcher = None if schedule is None else self._dispatcher(schedule)
-        """None in a closed loop."""
         for target in config.targets:
             # Raises where this machine's proxy variables cannot be used.
             proxy_for(config.proxy, target)
         self.transport: Transport = _TRANSPORTS[config.transport](tls_context(config.tls), config.proxy)
+        # From here on nothing fails: it holds a timer, and the sampler below a greenlet.
+        self.dispatcher = None if schedule is None else self._dispatcher(schedule)
+        """None in a closed loop."""
         self._origin = Origin(assignment.worker_id, socket.gethostname(), self.transport.name, axis)
         self._patience = Patience(config.patience_ns, seed=config.seed, worker_id=assignment.worker_id)
         self._retries = Retries(
@@ -147,7 +150,8 @@ class LoadWorker:
     def snapshot(self, sequence: int) -> dict[str, Any]:
         """What this worker has seen so far, for the master's live views."""
         self.aggregate.waiting_arrivals = 0 if self.dispatcher is None else self.dispatcher.waiting
-        return self.aggregate.to_message(self.assignment.worker_id, sequence, self._stages.aggregates)
+        core_time = CoreTime(clock.monotonic_ns() - self._began_ns, clock.process_cpu_ns(), run_delay_ns())
+        return self.aggregate.to_message(self.assignment.worker_id, sequence, self._stages.aggregates, core_time)
 
     def next_user_id(self) -> int:
         return next(self._users)

@@ -44,6 +44,7 @@ def capacity_numbers(
         "settings": asdict(record.settings),
         "unit": "requests/s" if record.settings.quantity is Quantity.RATE else "users",
         **asdict(result),
+        "ended": record.ended,
         "notes": [*record.notes, *result.notes, *_left_out(judged)],
         SLO_MISSED: result.status is Status.BELOW_MINIMUM or (False in held and True not in held),
         "probes": [

@@ -160,7 +160,11 @@ def _evidence_of_a_search(found: Evidence, capacity: Mapping[str, Any], reading:
     """
     judged = [probe["held"] for probe in capacity["probes"] if not probe["left_out"]]
     unknown = capacity["status"] == Status.UNKNOWN and set(judged) <= {None}
-    found = replace(found, capacity_unknown=capacity["why"] if unknown else None)
+    found = replace(
+        found,
+        capacity_unknown=capacity["why"] if unknown else None,
+        search_given_up=None if unknown else capacity["ended"],
+    )
     if True not in judged:
         return found
     requests = reading.everything.requests

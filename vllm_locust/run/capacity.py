@@ -45,6 +45,8 @@ SETTLE_LATENCIES: Final = 2.0
 """A load has settled after so many times the median latency, if not before."""
 FULL_IN_A_ROW: Final = 2
 """So many probes without a free slot in a row end the search."""
+LEFT_OUT_IN_A_ROW: Final = 3
+"""So often a load is tried at which the probe did not count."""
 _Result = TypeVar("_Result")
 
 
@@ -133,14 +135,18 @@ class CapacityProbes:
 
     def _why_given_up(self) -> str | None:
         """The same load would only bring the same again."""
-        if self._live is not None and self._live.unreachable:
-            return "The search ended early: the server cannot be reached."
+        if self._live is not None and self._live.server.gone is not None:
+            return f"The search ended early: {self._live.server.gone}."
         if self._full_in_a_row >= FULL_IN_A_ROW:
             return (
                 f"The search ended early: in {self._full_in_a_row} probes in a row every slot was busy, so that the "
                 "load was not the planned one; raise -u."
             )
-        left_out = [probe.left_out for probe in self._record.probes if probe.left_out is not None]
+        probes = self._record.probes
+        left_out = [probe.left_out for probe in probes if probe.left_out is not None]
+        last = [probe.left_out for probe in probes[-LEFT_OUT_IN_A_ROW:] if probe.left_out is not None]
+        if len(last) == LEFT_OUT_IN_A_ROW:
+            return f"The search ended early: {len(last)} probes in a row do not count, the last since {last[-1]}."
         if len(left_out) > self._record.settings.max_probes // 2:
             return f"The search ended early: {len(left_out)} probes do not count, the last since {left_out[-1]}."
         return None
@@ -182,7 +188,7 @@ class CapacityProbes:
         self._due = self._course.arrivals_due(span)
         while True:
             now_ns = self._view.common_unix_ns()
-            in_doubt = live.in_doubt and not live.unreachable
+            in_doubt = live.server.in_doubt and live.server.gone is None
             if (
                 self._answered(now_ns - end_ns) and not in_doubt
             ) or now_ns - end_ns > self._view.config.drain_timeout_ns:
@@ -253,6 +259,8 @@ class CapacityProbes:
         self._looked_ns = now_ns
         in_window = span.end_unix_ns is None or at_ns < span.end_unix_ns
         at_s = (at_ns - span.start_unix_ns) / 1e9
+        if in_window:
+            live.generator.look(self._view.snapshots)
         live.look(at_s, stage, self._view.snapshots.merged(), self._view.requests_waiting(), in_window=in_window)
 
     def _finish(self) -> None:

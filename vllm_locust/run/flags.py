@@ -11,7 +11,16 @@ GROUP = "vllm-locust: load on LLM servers"
 _SHOWN_IN_WEB_UI = frozenset(
     {
         *("--model", "--workload", "--max-tokens", "--api", "--think-time", "--warmup-requests"),
-        *("--rate", "--rate-stages", "--user-stages", "--arrival", "--burstiness", "--when-full", "--patience"),
+        *(
+            "--rate",
+            "--rate-stages",
+            "--user-stages",
+            "--shape",
+            "--arrival",
+            "--burstiness",
+            "--when-full",
+            "--patience",
+        ),
     }
 )
 """Only these may be set from the start form. All others keep the command line's value whatever a request to /swarm

@@ -18,15 +18,13 @@ from vllm_locust.capacity.probe import BATCHES, ProbeResult, SloCount, allowed_s
 from vllm_locust.metrics import CATALOGUE, Per
 from vllm_locust.outcome import Outcome
 from vllm_locust.overload import Overload
+from vllm_locust.run.generator_watch import GeneratorWatch
+from vllm_locust.run.server_watch import ServerWatch
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.statistics import PERCENTILES, nearest_rank
-from vllm_locust.verdict.reason import THRESHOLDS, time_text
 
 SURELY_MISSED: Final = 3
 """So many times as many beyond a limit as are allowed in the whole probe are a miss, whatever is still to come."""
-UNREACHABLE_S: Final = 4.0
-UNREACHABLE_REQUESTS: Final = 5
-"""So many in so long a time that got no connection, and no other that ended, mean that the server is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +41,22 @@ class LiveProbe:
 
     def __init__(self, load: float, slos: Sequence[Slo], *, open_loop: bool) -> None:
         self.load = load
+        self.generator = GeneratorWatch()
         self.overload: str | None = None
         self.slots_full = False
         """Whether there was an arrival without a free slot before the server was seen to be overloaded."""
-        self.unreachable = False
-        self.in_doubt = False
-        """Whether the last requests got no connection, which a little more time explains."""
+        self.server = ServerWatch()
         self._slos = [slo for slo in slos if slo.kind is SloKind.STAGE]
         self._detector = Overload() if open_loop else None
         self._looks: list[_Look] = []
         self._counts: list[list[tuple[int, int]]] = []
-        self._connected: tuple[float, int, int] | None = None
-        """When a request last ended that had a connection: that time, how many, and how many without one by then."""
 
     def look(
         self, at_s: float, stage: RunAggregate, everything: RunAggregate, waiting: float | None, *, in_window: bool
     ) -> None:
         """``stage`` has the probe's requests, ``everything`` all; ``waiting`` are those that wait on the server."""
         self._counts.append([_count(slo, stage) for slo in self._slos])
-        self._watch_connections(at_s, everything)
+        self.server.look(at_s, everything)
         if self.overload is None and (everything.waiting_arrivals or stage.dropped_arrivals):
             self.slots_full = True
         if not in_window:
@@ -77,17 +72,7 @@ class LiveProbe:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be learned from it."""
-        return self.overload is not None or self.slots_full or self.unreachable
-
-    def _watch_connections(self, at_s: float, everything: RunAggregate) -> None:
-        refused = everything.finished.get(Outcome.CONNECT_ERROR, 0)
-        connected = sum(everything.finished.values()) - refused
-        if self._connected is None or connected > self._connected[1]:
-            self._connected = at_s, connected, refused
-        since_s, _, refused_then = self._connected
-        self.in_doubt = refused - refused_then >= UNREACHABLE_REQUESTS
-        if self.in_doubt and at_s - since_s >= UNREACHABLE_S:
-            self.unreachable = True
+        return self.overload is not None or self.slots_full or self.server.gone is not None
 
     def surely_missed(self, requests: int) -> bool:
         """Whether so many of the probe's ``requests`` are beyond a limit already that the rest cannot mend it."""
@@ -100,23 +85,19 @@ class LiveProbe:
         )
 
     def fault(self, stage: RunAggregate, due: int | None, unfinished: int) -> str | None:
-        """Why it says nothing of what the server can take, by the verdict's limits for a run that is invalid.
-        ``unfinished`` arrivals are in flight, or without a slot, at workers that are there.
+        """Why it says nothing of what the server can take. ``unfinished`` arrivals are in flight, or without a slot, at
+        workers that are there.
         """
         known = sum(stage.finished.values()) + stage.dropped_arrivals + unfinished
         if due is not None and known < due:
             return f"{due - known} of its arrivals are lost: a worker has gone"
-        refused = stage.finished.get(Outcome.CONNECT_ERROR, 0)
-        if self.unreachable or (refused and refused == sum(stage.finished.values())):
-            self.unreachable = True
-            return f"the server could not be reached, and {refused} requests got no connection"
+        gone = self.server.fault(stage)
+        if gone is not None:
+            return gone
         if self.slots_full:
             dropped = f", and {stage.dropped_arrivals} arrivals were dropped" if stage.dropped_arrivals else ""
             return f"every slot was busy{dropped}; raise -u"
-        lag_ns = stage.histograms["generator_lag"].quantile(PERCENTILES["p99"])
-        if lag_ns is None or lag_ns <= THRESHOLDS.schedule_lag_p99_ns[1]:
-            return None
-        return f"its requests were sent up to {time_text(lag_ns)} (p99) after they were due; add workers"
+        return self.generator.disturbance(stage, self._slos)
 
     def result(
         self, stage: RunAggregate, *, window_s: float, elapsed_s: float, due: int | None, ended_early: bool

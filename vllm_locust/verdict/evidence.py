@@ -108,3 +108,5 @@ class Evidence:
     """Per-stage SLOs for which a stage has no value."""
     capacity_unknown: str | None = None
     """Why a search for the capacity says nothing of it."""
+    search_given_up: str | None = None
+    """Why a search for the capacity ended before it had what it was for, where it says something of it."""

@@ -271,6 +271,13 @@ def _capacity_unknown(evidence: Evidence, _: Thresholds) -> Reason | None:
     return Reason("capacity_unknown", Status.INVALID, sentence, None, fails_run=True)
 
 
+def _search_given_up(evidence: Evidence, _: Thresholds) -> Reason | None:
+    if evidence.search_given_up is None:
+        return None
+    sentence = f"{evidence.search_given_up} What it found before is not as narrow as was asked for."
+    return Reason("search_given_up", Status.DEGRADED, sentence, None, fails_run=True)
+
+
 def _token_sources(evidence: Evidence, _: Thresholds) -> Reason | None:
     sources = sorted(evidence.token_sources)
     if len(sources) > 1:
@@ -303,5 +310,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _stopped_early,
     _slo_undecided,
     _capacity_unknown,
+    _search_given_up,
     _token_sources,
 )

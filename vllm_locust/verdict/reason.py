@@ -57,6 +57,10 @@ class Thresholds:
     user_stamp_lag_p99_ns: tuple[int, int] = (1_000_000, 10_000_000)
     cpu_fraction_p95: float = 0.90
     run_delay_share: float = 0.10
+    probe_cpu_fraction: float = 0.95
+    """Mean over a probe of a search. A worker that uses more of a core cannot be told from a slow server."""
+    probe_run_delay_share: float = 0.25
+    """Of a probe. What a worker that waits so long for its core measures hangs on who else wants it."""
     gc_pause_ns: int = 20_000_000
     telemetry_silence: float = 0.10
     """Of the window. What lies beside the requests may have a gap."""
