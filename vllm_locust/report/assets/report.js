@@ -41,7 +41,7 @@
 
   // Parts that all charts share
   const base = () => ({
-    animation: false, backgroundColor: "transparent", color: style.colours,
+    animation: false, hoverLayerThreshold: Infinity, progressive: 0, backgroundColor: "transparent", color: style.colours,
     textStyle: { color: style.ink, fontFamily: "system-ui, sans-serif" },
     legend: { type: "scroll", top: 0, left: 0, right: 0, textStyle: { color: style.ink }, pageTextStyle: { color: style.ink },
       pageIconColor: style.ink, pageIconInactiveColor: style.line, itemWidth: 16, itemHeight: 9 },
@@ -115,7 +115,7 @@
     const name = `requests/s${failed ? "   (△ overloaded, or an SLO missed)" : ""}`;
     return { ...base(), tooltip: { ...base().tooltip, trigger: "item", formatter: describe }, series,
       grid: { ...base().grid, bottom: 48 },
-      xAxis: axis("value", plain, { name, nameLocation: "middle", nameGap: 28, scale: true, splitLine: { show: false } }),
+      xAxis: axis("value", plain, { name, nameLocation: "middle", nameGap: 28, min: 0, splitLine: { show: false } }),
       yAxis: spread(series.flatMap((one) => one.data.map((item) => item.value[1])), seconds) };
   };
 
@@ -218,14 +218,14 @@
   };
 
   const byLength = (length) => () => {
-    const part = data.lengths[length], middle = part.bins.map((i) => Math.sqrt(part.edges[i] * part.edges[i + 1]));
+    const part = data.lengths[length], xs = part.points.map((point) => point[0]);
     const series = [{ name: "requests", type: "scatter", symbolSize: 4, itemStyle: { color: style.faint, opacity: 0.35 }, emphasis: { disabled: true }, silent: true,
       tooltip: { show: false }, data: part.points }];
-    ["p50", "p90", "p99"].forEach((name, i) => series.push({ name, type: "line", showSymbol: part.bins.length < 3, lineStyle: { width: 1.8 }, emphasis: { disabled: true },
-      itemStyle: { color: style.colours[[0, 2, 1][i]] }, data: part.shown[name].map((value, k) => [middle[k], value]) }));
+    ["p50", "p90", "p99"].forEach((name, i) => series.push({ name, type: "line", showSymbol: part.lengths.length < 3, lineStyle: { width: 1.8 }, emphasis: { disabled: true },
+      itemStyle: { color: style.colours[[0, 2, 1][i]] }, data: part.shown[name].map((value, k) => [part.lengths[k], value]) }));
     return { ...base(), grid: { ...base().grid, bottom: 48 }, tooltip: { ...base().tooltip, ...tip(seconds) }, series,
       xAxis: axis("log", plain, { name: length.replace("_", " "), nameLocation: "middle", nameGap: 28, splitLine: { show: false },
-        min: part.edges[0], max: part.edges[part.edges.length - 1], axisPointer: { label: { formatter: (p) => plain(p.value) } } }),
+        min: Math.min(...xs), max: Math.max(...xs, Math.min(...xs) + 1), axisPointer: { label: { formatter: (p) => plain(p.value) } } }),
       yAxis: spread([...part.points.map((point) => point[1]), ...part.shown.p99], seconds) };
   };
 
@@ -257,7 +257,8 @@
       }
       const zoomed = chart.getOption() && chart.getOption().dataZoom;
       if (zoomed && option.dataZoom) option.dataZoom.forEach((one) => Object.assign(one, { start: zoomed[0].start, end: zoomed[0].end }));
-      chart.resize();
+      // On paper the picture is scaled as it is.
+      if (!matchMedia("print").matches) chart.resize();
       chart.setOption(option, { notMerge: true });
       chart.getZr().flush();
     }

@@ -111,12 +111,13 @@ def binned_percentiles(index: Ints, values: Floats, count: int, qs: Sequence[Fra
     return found
 
 
-def log_edges(values: Floats, per_octave: int, most: int) -> Floats:
-    """Edges of bins of equal width on a logarithmic axis, around the values, which are at least 1."""
-    low, high = float(values.min()), float(values.max())
-    per_octave = max(1, min(per_octave, int(most / max(1.0, np.log2(high / low)))))
-    first, last = np.floor(np.log2(low) * per_octave), np.floor(np.log2(high) * per_octave) + 1
-    return np.asarray(2.0 ** (np.arange(first, last + 1) / per_octave), dtype=np.float64)
+def crowded_bins(values: Floats, count: int) -> tuple[Ints, int]:
+    """For each value its bin, and how many bins there are: at most ``count``, or one, that hold about as many values
+    each. Equal values share a bin.
+    """
+    count = max(count, 1)
+    edges = np.unique(np.sort(values)[np.arange(count) * len(values) // count])
+    return np.searchsorted(edges, values, side="right") - 1, len(edges)
 
 
 def thinned(values: Floats, evenly: int, slowest: int) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vllm_locust.outcome import Outcome
 from vllm_locust.report.arrivals import ArrivalCounts
-from vllm_locust.report.charts.bins import TimeBins, binned_percentiles, log_edges, numbers, short, thinned
+from vllm_locust.report.charts.bins import TimeBins, binned_percentiles, crowded_bins, numbers, short, thinned
 from vllm_locust.report.charts.gap_map import GapMap
 from vllm_locust.report.columns import Floats, Ints, RequestColumns, Source, read_batches
 from vllm_locust.report.request_times import RequestTimes
@@ -19,9 +19,8 @@ SHOWN: Final = {"p50": Fraction(1, 2), "p90": Fraction(9, 10), "p99": Fraction(9
 POINTS: Final = 1500
 SLOWEST: Final = 150
 LENGTH_BINS: Final = 40
-FEWEST: Final = 10
-"""Requests in a bin of length, on average."""
-PER_OCTAVE: Final = 4
+FEWEST: Final = 20
+"""Requests in a bin of lengths, on average."""
 _LATENCIES: Final = ("ttft", "ttft_from_schedule", "e2e")
 _LENGTHS: Final = {"prompt_tokens": "ttft", "output_tokens": "e2e"}
 """What is drawn against each length: the prompt decides the first token, the answer the last."""
@@ -102,15 +101,13 @@ class RequestCharts:
         lengths, values = lengths[known], values[known]
         if not len(values):
             return None
-        edges = log_edges(lengths, PER_OCTAVE, min(LENGTH_BINS, len(lengths) // FEWEST))
-        index = np.searchsorted(edges, lengths, side="right") - 1
-        percentiles = binned_percentiles(index, values, len(edges) - 1, tuple(SHOWN.values()))
-        used = np.flatnonzero(~np.isnan(percentiles[0]))
+        index, count = crowded_bins(lengths, min(LENGTH_BINS, len(lengths) // FEWEST))
+        percentiles = binned_percentiles(index, values, count, tuple(SHOWN.values()))
+        (middles,) = binned_percentiles(index, lengths, count, (SHOWN["p50"],))
         return {
             "metric": metric,
-            "edges": [short(edge) for edge in edges.tolist()],
-            "bins": used.tolist(),
-            "shown": {name: numbers(column[used]) for name, column in zip(SHOWN, percentiles, strict=True)},
+            "lengths": numbers(middles),
+            "shown": {name: numbers(column) for name, column in zip(SHOWN, percentiles, strict=True)},
             "points": _points(lengths, values),
         }
 
