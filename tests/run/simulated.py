@@ -46,10 +46,11 @@ class SimServer:
 
 
 @contextmanager
-def simserver(directory: Path, *flags: str, **environment: str) -> Iterator[SimServer]:
+def simserver(directory: Path, *flags: str, on: Sequence[str] = (), **environment: str) -> Iterator[SimServer]:
+    """``on`` stands before the command: where it is to run."""
     truth_log = directory / "truth.jsonl"
     truth_log.touch()
-    command = [sys.executable, "-m", "vllm_locust", "simserver", "--host", "127.0.0.1", "--port", "0"]
+    command = [*on, sys.executable, "-m", "vllm_locust", "simserver", "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--truth-log", str(truth_log), *flags],
         stdout=subprocess.PIPE,
@@ -122,11 +123,11 @@ def processes(count: int) -> tuple[str, ...]:
 
 
 def start_locust(
-    directory: Path, url: str | None, *flags: str, locustfile: str = CHAT, **extra: str
+    directory: Path, url: str | None, *flags: str, locustfile: str = CHAT, on: Sequence[str] = (), **extra: str
 ) -> subprocess.Popen[str]:
     host = [] if url is None else ["--host", url]
     return subprocess.Popen(
-        [sys.executable, "-m", "locust", "-f", locustfile, *host, *flags],
+        [*on, sys.executable, "-m", "locust", "-f", locustfile, *host, *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

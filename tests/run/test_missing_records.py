@@ -29,7 +29,7 @@ def missing(
     directory: Path,
     batches: list[Batch],
     flushed: dict[str, Any],
-    finished: dict[str, int],
+    sent: dict[str, int],
     refused: dict[str, int] | None = None,
 ) -> dict[str, int]:
     run_dir = RunDirectory(directory)
@@ -41,7 +41,7 @@ def missing(
     run = {
         "run_id": "r",
         "ended_unix_ns": 1,
-        "workers": {"ids": ["w1"], "flushed": flushed, "missing": [], "finished": finished},
+        "workers": {"ids": sorted({"w1", *sent}), "flushed": flushed, "missing": [], "sent": sent},
     }
     records: dict[str, int] = completed(run, {}, run_dir, WorkerClocks({}, None))["records"]
     return records
@@ -70,6 +70,14 @@ def test_requests_that_a_worker_counted_and_never_shipped_are_lost(
 def test_of_a_worker_without_last_words_its_last_snapshot_counts(tmp_path: Path) -> None:
     records = missing(tmp_path, [batch(1, 2), batch(2, 3, lost_rows=4)], {}, {"w1": 11, "w2": 5})
     assert records == {"lost": 4 + 2 + 5, "batches_lost": 0, "spooled_batches": 0}
+
+
+def test_the_numbers_of_its_requests_say_more_than_an_old_snapshot(tmp_path: Path) -> None:
+    columns = RequestColumns()
+    for number in (0, 2, 6):
+        columns.append(replace(request(number), request_id=f"0a1b2c-{number:08d}"))
+    shipped = [Batch(BatchHeader("r", "w1", 1, BatchKind.REQUESTS, 0), columns.to_arrow())]
+    assert missing(tmp_path, shipped, {}, {"w1": 5})["lost"] == 7 - 3
 
 
 def test_a_worker_that_shipped_nothing_lost_all_of_it(tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ def test_the_window_of_a_lost_master_reaches_to_the_end_of_the_last_request(tmp_
     parts = PartStore(RunDirectory(tmp_path).parts, "r")
     parts.write([Batch(BatchHeader("r", "w1", 1, BatchKind.REQUESTS, 0), columns.to_arrow())])
     parts.close()
-    workers = {"ids": ["w1"], "flushed": {}, "missing": [], "finished": {}}
+    workers = {"ids": ["w1"], "flushed": {}, "missing": [], "sent": {}}
     run = {"run_id": "r", "ended_unix_ns": None, "workers": workers, "config": {"window_ns": None}}
     control = {"window_start_unix_ns": str(start_ns)}
     window = completed(run, control, RunDirectory(tmp_path), WorkerClocks({}, None))["window"]

@@ -89,13 +89,13 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         1,
         "60 of 1000 requests failed, of which 40 unfinished at the end of the drain (6 %); --max-failures",
     ),
-    ({"records_lost": 3}, "records_lost", "invalid", 1, "3 single records"),
+    ({"records_lost": 3}, "records_lost", "invalid", 1, "3 single requests"),
     (
         {"batches_lost": 2, "records_lost": 3},
         "records_lost",
         "invalid",
         1,
-        "2 batches of records and 3 single records",
+        "2 batches of records and at least 3 single requests",
     ),
     ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
     (

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from vllm_locust import clock
 from vllm_locust.errors import StoreError, UsageError
+from vllm_locust.record import request_number
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.stage_spans import StageSpan, cut_stages
@@ -198,7 +199,9 @@ def completed(
         completed_run |= {key: json.loads(control[key]) for key in (SCHEDULE, SHARES) if key in control}
         completed_run["stopped_early"] = (control[STOPPED_EARLY] or None) if STOPPED_EARLY in control else MASTER_ENDED
         completed_run["workers"] = workers
-    completed_run["records"] = _missing_records(workers, held, _refused_batches(run_dir))
+    silent = {worker for worker in workers["ids"] if worker not in workers["flushed"]}
+    sent = _sent_at_least(run_dir, workers.get("sent", {}), silent)
+    completed_run["records"] = _missing_records(workers["flushed"], sent, held, _refused_batches(run_dir))
     return completed_run
 
 
@@ -241,11 +244,27 @@ def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:
     return last_ns
 
 
-def _missing_records(workers: Mapping[str, Any], held: RecorderReport, refused: int) -> dict[str, int]:
-    """What is known to exist and is in no part: from the workers' last words, from gaps in their batches' numbers, and
-    for a worker without last words from the last snapshot that it sent.
+def _sent_at_least(run_dir: RunDirectory, told: Mapping[str, Any], silent: set[str]) -> dict[str, int]:
+    """How many requests each worker without last words is known to have sent: by the last snapshot that its master
+    had of it, and by the highest number among its requests on record, which count from 0.
     """
-    flushed: Mapping[str, Any] = workers["flushed"]
+    sent = {worker: int(told.get(worker, 0)) for worker in silent}
+    for part in list_parts(run_dir.parts):
+        if part.kind is BatchKind.REQUESTS and silent.intersection(batch.worker_id for batch in part.batches):
+            for row in read_part_rows(part).select(["worker_id", "request_id"]).to_pylist():
+                worker = row["worker_id"]
+                number = request_number(row["request_id"]) if worker in silent else None
+                if number is not None:
+                    sent[worker] = max(sent[worker], number + 1)
+    return sent
+
+
+def _missing_records(
+    flushed: Mapping[str, Any], sent: Mapping[str, int], held: RecorderReport, refused: int
+) -> dict[str, int]:
+    """What is known to exist and is in no part: from the workers' last words, from gaps in their batches' numbers, and
+    for a worker without last words from what it is known to have ``sent``.
+    """
     lost, batches, spooled = held.lost_rows, 0, 0
     for worker in {*flushed, *held.highest}:
         words = flushed.get(worker, {"last_seq": 0, "spool_path": None, "requests": 0})
@@ -257,7 +276,7 @@ def _missing_records(workers: Mapping[str, Any], held: RecorderReport, refused: 
         if not behind:
             # Every batch is there, so what is missing never became a part of one.
             lost += _unaccounted(int(words["requests"]), worker, held)
-    lost += sum(_unaccounted(int(finished), worker, held) for worker, finished in workers["finished"].items())
+    lost += sum(_unaccounted(count, worker, held) for worker, count in sent.items())
     # A refused batch of a known worker is a gap already, maybe refused several times.
     batches = batches or refused
     return {"lost": lost, "batches_lost": batches, "spooled_batches": spooled}

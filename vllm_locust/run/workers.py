@@ -139,7 +139,7 @@ class RunWorkers:
 
     def to_json(self, missing: list[str]) -> dict[str, Any]:
         """With the last words of the workers, and of those that were lost before they had any the requests that they
-        are known to have finished: by these the merge finds what is in no file.
+        are known to have sent: by these the merge finds what is in no file.
         """
         snapshots = {worker_id: self._snapshots.of_worker(worker_id) for worker_id in missing}
         return {
@@ -149,8 +149,8 @@ class RunWorkers:
             "refused_messages": dict(sorted(self._refused_messages.counts.items())),
             "missing": missing,
             "flushed": dict(sorted(self._flushed.items())),
-            "finished": {
-                worker_id: 0 if snapshot is None else sum(snapshot.aggregate.finished.values())
+            "sent": {
+                worker_id: 0 if snapshot is None else snapshot.aggregate.sent
                 for worker_id, snapshot in snapshots.items()
             },
         }

@@ -64,7 +64,7 @@ class Evidence:
     """Of the failed ones, those that the end of the drain cut off."""
     max_failures: float | None = None
     records_lost: int = 0
-    """Records that a worker could keep nowhere."""
+    """Requests that a worker is known to have sent and that are on no record."""
     batches_lost: int = 0
     """Numbered batches that a worker made and that are in no file."""
     spooled_batches: int = 0

@@ -75,14 +75,12 @@ def _too_many_failures(evidence: Evidence, _: Thresholds) -> Reason | None:
 
 
 def _records_lost(evidence: Evidence, _: Thresholds) -> Reason | None:
-    lost = [
-        f"{count} {what}"
-        for count, what in ((evidence.batches_lost, "batches of records"), (evidence.records_lost, "single records"))
-        if count
-    ]
+    lost = [f"{evidence.batches_lost} batches of records"] if evidence.batches_lost else []
+    if evidence.records_lost:
+        lost.append(f"at least {evidence.records_lost} single requests")
     if not lost:
         return None
-    sentence = f"{' and '.join(lost)} that workers made are in no file of the run."
+    sentence = f"{' and '.join(lost)} that workers made or sent are in no file of the run."
     total = evidence.batches_lost + evidence.records_lost
     return Reason("records_lost", Status.INVALID, sentence, total, fails_run=True)
 
