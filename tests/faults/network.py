@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -135,15 +134,8 @@ def sweep() -> None:
         owner = re.match(rf"{_PREFIX}([0-9]+)", name)
         if owner is not None and not Path(f"/proc/{owner[1]}").exists():
             _remove(name)
-
-
-def wait_until_reachable(host: Host, address: str, port: int, timeout_s: float = 20) -> None:
-    """Until a TCP connection from the host succeeds."""
-    connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()"
-    deadline = time.monotonic() + timeout_s
-    while True:
-        command = [*host.on(), "python3", "-c", connect, address, str(port)]
-        if not subprocess.run(command, stderr=subprocess.DEVNULL, timeout=10, check=False).returncode:
-            return
-        assert time.monotonic() < deadline, f"{address}:{port} was not reachable from {host.name}"
-        time.sleep(0.2)
+    for line in Path("/proc/mounts").read_text().splitlines():
+        source, path, *_ = line.split()
+        owner = re.fullmatch(rf"{_PREFIX}([0-9]+)", source)
+        if owner is not None and not Path(f"/proc/{owner[1]}").exists():
+            subprocess.run(["umount", "-l", path], check=False, timeout=_IP_TIMEOUT_S)

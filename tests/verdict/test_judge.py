@@ -98,6 +98,7 @@ REASONS: list[tuple[dict[str, Any], str, str, int, str]] = [
         "2 batches of records and at least 3 single requests",
     ),
     ({"spooled_batches": 4}, "spool_left", "invalid", 1, "4 record batches"),
+    ({"spooled_batches": 4, "spools": ("/d/a.spool", "/d/b")}, "spool_left", "invalid", 1, "(/d/a.spool, /d/b): copy"),
     (
         {"search_given_up": "The search ended early: the server cannot be reached."},
         "search_given_up",

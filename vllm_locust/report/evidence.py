@@ -40,6 +40,7 @@ def evidence(
         records_lost=facts.records_lost,
         batches_lost=facts.batches_lost,
         spooled_batches=facts.spooled_batches,
+        spools=facts.spools,
         unstorable_values=facts.unstorable_values,
         workers_expected=facts.workers_expected,
         workers_missing=facts.workers_missing,

@@ -71,6 +71,8 @@ class RunFacts:
     records_lost: int
     batches_lost: int
     spooled_batches: int
+    spools: tuple[str, ...]
+    """Where workers had their spools, each on its host, when they ended."""
     unstorable_values: int
     clock_step_max_ns: int | None
     clock_uncertainty_max_ns: int | None
@@ -107,6 +109,9 @@ class RunFacts:
                 words.get("unstorable_values") or 0 for words in (workers.get("flushed") or {}).values()
             ),
             spooled_batches=records.get("spooled_batches") or 0,
+            spools=tuple(
+                words["spool_path"] for words in (workers.get("flushed") or {}).values() if words.get("spool_path")
+            ),
             clock_step_max_ns=clock.get("step_max_ns"),
             clock_uncertainty_max_ns=clock.get("uncertainty_max_ns"),
             process_gap_cv=_process_gap_cv(run.get("schedule")),

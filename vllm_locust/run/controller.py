@@ -26,11 +26,12 @@ from vllm_locust.errors import StoreError, VllmLocustError
 from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
 from vllm_locust.run.agreement import versions
 from vllm_locust.run.common_clock import shift_ns
+from vllm_locust.run.control_fields import ControlFields
 from vllm_locust.run.course import Course, RunView
 from vllm_locust.run.messenger import DRAIN, Messenger
 from vllm_locust.run.own_collector import OwnCollector, OwnCollectorConfig
 from vllm_locust.run.progress import Progress
-from vllm_locust.run.recovery import RUN, STOPPED_EARLY
+from vllm_locust.run.recovery import STOPPED_EARLY
 from vllm_locust.run.run_description import Checked, description
 from vllm_locust.run.server_metrics import ScraperProcess, start_scraper
 from vllm_locust.run.server_scraper import ScraperConfig
@@ -82,6 +83,7 @@ class RunController:
         self._spawned = Event()
         self._valkey: EmbeddedValkey | None = None
         self._store: RunStore | None = None
+        self._control: ControlFields | None = None
         self._recorder: RecorderProcess | None = None
         self._scraper: ScraperProcess | None = None
         self._collector: OwnCollector | None = None
@@ -154,7 +156,7 @@ class RunController:
             self._workers.prepare(worker_id, self._prepare_message() | part)
         at_start = self._run_json(None, None)
         write_json(self.run_dir.run_json, at_start)
-        self._store.publish_control({RUN: json.dumps(at_start)})
+        self._control = ControlFields(self._store, json.dumps(at_start))
         self._workers.await_ready()
         if self._scraper is not None:
             self._scraper.await_first_look()
@@ -276,12 +278,9 @@ class RunController:
         finish_locust()
 
     def _publish(self, fields: dict[str, str]) -> None:
-        """For a merge after this master's sudden end. Where it does not, run.json has the same."""
-        try:
-            if self._store is not None:
-                self._store.publish_control(fields)
-        except StoreError as error:
-            logger.warning("%s", error)
+        """For a merge after this master's sudden end. Where it has none, run.json has the same."""
+        if self._control is not None:
+            self._control.set(fields)
 
     def _common_unix_ns(self) -> int:
         """Now on the Redis server's clock, which is the common one."""
@@ -312,6 +311,7 @@ class RunController:
             logger.exception("The run could not be finished; its records are in %s", self.run_dir.path)
             self.exit_code = 1
         finally:
+            self._tear_down()
             self._finished.set()
 
     def _finish(self, reason: str | None) -> None:
@@ -329,9 +329,15 @@ class RunController:
         )
         self._progress.end()
         self._merge()
-        if self._store is not None and report is not None and report.drained:
+        if report is not None and report.drained:
+            self._let_expire()
+
+    def _let_expire(self) -> None:
+        assert self._store is not None
+        try:
             self._store.ttl(self._config.ttl_ns // 1_000_000_000)
-        self._tear_down()
+        except StoreError as error:
+            logger.warning("%s: the run is complete, but what Redis holds of it stays there", error)
 
     def _end_scraper(self) -> None:
         if self._scraper is not None:
@@ -366,6 +372,9 @@ class RunController:
             # Only now: the recorder waits for what is sampled till the end.
             self._collector.end()
             self._collector = None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._store is not None:
             self._store.close()
             self._store = None

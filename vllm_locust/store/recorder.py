@@ -36,6 +36,8 @@ _READ_COUNT = 32
 _MANY_PARTS = 600
 _BLOCK_MS = 100
 _RETRY_S = 0.25
+_GIVE_UP_NS = 10 * SECOND_NS
+"""At the end: neither Redis nor the disk has been of use for so long. What is not drained is for a merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,14 +220,18 @@ class _Orders:
 
 
 def _record(recorder: Recorder, config: RecorderConfig, orders: _Orders) -> bool:
-    """Until the end is ordered and reached. Whether everything was drained."""
+    """Until the end is ordered and reached, or cannot be reached. Whether everything was drained."""
+    useful_ns = clock.monotonic_ns()
     while True:
         orders.take()
         now_ns = clock.monotonic_ns()
         silent = now_ns - recorder.last_batch_ns > config.orphan_silence_ns
         finishing = orders.deadline_ns is not None or (orders.orphaned and silent)
         drained = recorder.turn(finishing=finishing)
-        if finishing and (drained or orders.deadline_ns is None or now_ns >= orders.deadline_ns):
+        if not finishing or not recorder.failing:
+            useful_ns = clock.monotonic_ns()
+        given_up = now_ns - useful_ns > _GIVE_UP_NS
+        if finishing and (drained or given_up or orders.deadline_ns is None or now_ns >= orders.deadline_ns):
             return drained
         if not drained and recorder.failing:
             clock.sleep(_RETRY_S)

@@ -210,6 +210,9 @@ class RunStore(RedisServer):
         reply = self._do("read control fields", "HGETALL", self._control)
         return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in reply.items()}
 
+    def has_control(self, field: str) -> bool:
+        return self._do("read a control field", "HGET", self._control, field) is not None
+
     def publish_clock(self, name: str, offsets: Sequence[ClockOffset]) -> None:
         """All of ``name``'s clock measurements, so that a server that lost its data gets them back with the next
         one.

@@ -34,6 +34,8 @@ _RETRY_FIRST_NS = SECOND_NS // 5
 _RETRY_LAST_NS = 5 * SECOND_NS
 _SEND_BYTES = 4 << 20
 _FLUSH_POLL_S = 0.1
+_GIVE_UP_NS = 10 * SECOND_NS
+"""In a flush: Redis has been away for so long, and what is left is better on the disk."""
 _CLOCK_OFFSETS_AT_MOST = 64
 """Beyond it every second one is dropped: a drift is as plain from measurements that lie further apart."""
 _WORTH_GIVING_UP_BYTES = 16 << 10
@@ -147,9 +149,14 @@ class Shipper:
             self._seal()
             self._retry_at_ns = 0
             last_seq = self._outbox.last_seq
+        useful_ns = clock.monotonic_ns()
         while self._outbox.durable_seq < last_seq and clock.monotonic_ns() < deadline_ns and not self._stopped.is_set():
             self._wake.set()
             self._stopped.wait(_FLUSH_POLL_S)
+            if self.last_error is None:
+                useful_ns = clock.monotonic_ns()
+            if clock.monotonic_ns() - useful_ns > _GIVE_UP_NS:
+                break
         if self._outbox.durable_seq < last_seq:
             self._spill()
         with self._lock:

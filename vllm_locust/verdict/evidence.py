@@ -68,6 +68,8 @@ class Evidence:
     batches_lost: int = 0
     """Numbered batches that a worker made and that are in no file."""
     spooled_batches: int = 0
+    spools: Sequence[str] = ()
+    """The files in which they may be, each on its worker's host."""
     unstorable_values: int = 0
     """Values in records that no column could hold: the records are there without them."""
     workers_expected: int | None = None

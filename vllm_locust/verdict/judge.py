@@ -88,9 +88,10 @@ def _records_lost(evidence: Evidence, _: Thresholds) -> Reason | None:
 def _spool_left(evidence: Evidence, _: Thresholds) -> Reason | None:
     if not evidence.spooled_batches:
         return None
+    names = f" ({', '.join(evidence.spools[:10])})" if evidence.spools else ""
     sentence = (
-        f"{evidence.spooled_batches} record batches still lie in workers' spool files: copy their spool/ here and "
-        "complete the run with `vllm-locust merge RUN --spool DIR`."
+        f"{evidence.spooled_batches} record batches still lie in workers' spool files{names}: copy their spool/ here "
+        "and complete the run with `vllm-locust merge RUN --spool DIR`."
     )
     return Reason("spool_left", Status.INVALID, sentence, evidence.spooled_batches, fails_run=True)
 
