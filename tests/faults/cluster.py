@@ -87,7 +87,9 @@ class Cluster:
         for process in (self.master, *self.workers.values()):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def merge(self, *arguments: str) -> LocustRun:
         """``vllm-locust merge`` on the master's host."""

@@ -14,7 +14,7 @@ from tests.faults.cluster import SERVER_PORT, SHORT, books, cluster, codes, serv
 from tests.faults.network import Network
 from tests.faults.redis_host import PORT, RedisHost
 from tests.faults.relay import relay
-from tests.run.simulated import OPEN_LOOP, planned_unix_ns
+from tests.run.simulated import planned_unix_ns
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -32,9 +32,11 @@ def test_a_worker_that_its_master_does_not_hear_and_clocks_that_are_wrong(
     """One worker is cut off from the master and goes on; its clock is 5 s ahead, the other's is set in mid-run."""
     with server_host(network, tmp_path) as server:
         load = ("--rate", "40", "-u", "60", "-t", "16s", "--warmup-requests", "10", *SHORT)
-        with cluster(network, tmp_path, server.url, "--redis-url", redis.url, *load, locustfile=OPEN_LOOP) as run:
+        stepping = str(Path(__file__).with_name("stepping_clock.py"))
+        with cluster(network, tmp_path, server.url, "--redis-url", redis.url, *load, locustfile=stepping) as run:
             run.start_worker("client1", VLLM_LOCUST_TEST_CLOCK="offset=5s")
-            run.start_worker("client2", VLLM_LOCUST_TEST_CLOCK="step=-7s@9s")
+            # More than the minute of silence after which Locust gives its master up.
+            run.start_worker("client2", VLLM_LOCUST_TEST_CLOCK="step=100s@9s", STEP_S="100", STEP_AT_S="9")
             wait_for_requests(server, 60)
             network["client1"].link("control", up=False)
             time.sleep(AWAY_S)

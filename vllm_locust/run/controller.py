@@ -353,7 +353,21 @@ class RunController:
             logger.error("%s", error)
             report = None
         self._recorder = None
+        if report is None or not report.drained:
+            self._tell_undrained("" if report is None else f" ({report.error})")
         return report
+
+    def _tell_undrained(self, why: str) -> None:
+        if self._valkey is not None:
+            logger.error("Records were left in the embedded Valkey%s: those that no spool holds are lost with it", why)
+            return
+        logger.error(
+            "Not all records came out of Redis%s; when that is mended: vllm-locust merge %s --redis-url %s%s",
+            why,
+            self.run_dir.path,
+            self._redis_url,
+            " --redis-password-file FILE" if self._checked.secrets.redis_password_file is not None else "",
+        )
 
     def _merge(self) -> None:
         """In a process of its own: a merge takes memory and seconds, and the master's loop must keep turning."""

@@ -31,6 +31,7 @@ from vllm_locust.run.capacity import CapacityProbes
 from vllm_locust.run.capacity_terms import check_search, terms_of
 from vllm_locust.run.controller import RunController
 from vllm_locust.run.course import ClosedCourse, Course, RunView, Search
+from vllm_locust.run.engine_time import steady_engine_time
 from vllm_locust.run.flags import WEB_OPTIONS, add_flags
 from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messenger
 from vllm_locust.run.open_course import OpenCourse
@@ -73,6 +74,7 @@ def _on_parser(parser: Any, **_: Any) -> None:
 
 def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:
     _WORKERS_ARE_FORKED.set()
+    steady_engine_time()
     options = dict(vars(environment.parsed_options))
     try:
         secrets = Secrets.read(options)
