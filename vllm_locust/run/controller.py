@@ -31,7 +31,7 @@ from vllm_locust.run.course import Course, RunView
 from vllm_locust.run.messenger import DRAIN, Messenger
 from vllm_locust.run.own_collector import OwnCollector, OwnCollectorConfig
 from vllm_locust.run.progress import Progress
-from vllm_locust.run.recovery import STOPPED_EARLY
+from vllm_locust.run.recovery import STOPPED_EARLY, left_in_redis
 from vllm_locust.run.run_description import Checked, description
 from vllm_locust.run.server_metrics import ScraperProcess, start_scraper
 from vllm_locust.run.server_scraper import ScraperConfig
@@ -329,15 +329,11 @@ class RunController:
         )
         self._progress.end()
         self._merge()
-        if report is not None and report.drained:
-            self._let_expire()
-
-    def _let_expire(self) -> None:
-        assert self._store is not None
-        try:
-            self._store.ttl(self._config.ttl_ns // 1_000_000_000)
-        except StoreError as error:
-            logger.warning("%s: the run is complete, but what Redis holds of it stays there", error)
+        if report is not None and report.drained and self._store is not None:
+            try:
+                self._store.ttl(self._config.ttl_ns // 1_000_000_000)
+            except StoreError as error:
+                logger.warning("%s; the run is complete, but what Redis holds of it stays there", error)
 
     def _end_scraper(self) -> None:
         if self._scraper is not None:
@@ -354,20 +350,9 @@ class RunController:
             report = None
         self._recorder = None
         if report is None or not report.drained:
-            self._tell_undrained("" if report is None else f" ({report.error})")
+            url = None if self._valkey is not None else self._redis_url
+            logger.error("%s", left_in_redis(report, self.run_dir, url))
         return report
-
-    def _tell_undrained(self, why: str) -> None:
-        if self._valkey is not None:
-            logger.error("Records were left in the embedded Valkey%s: those that no spool holds are lost with it", why)
-            return
-        logger.error(
-            "Not all records came out of Redis%s; when that is mended: vllm-locust merge %s --redis-url %s%s",
-            why,
-            self.run_dir.path,
-            self._redis_url,
-            " --redis-password-file FILE" if self._checked.secrets.redis_password_file is not None else "",
-        )
 
     def _merge(self) -> None:
         """In a process of its own: a merge takes memory and seconds, and the master's loop must keep turning."""

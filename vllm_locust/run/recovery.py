@@ -98,6 +98,19 @@ class MergeOrder:
         )
 
 
+def left_in_redis(report: RecorderReport | None, run_dir: RunDirectory, redis_url: str | None) -> str:
+    """What to do where the recorder could not drain the streams. ``redis_url`` is None for an embedded server, which
+    ends with the run.
+    """
+    why = "" if report is None else f" ({report.error})"
+    if redis_url is None:
+        return f"Records were left in the embedded Valkey{why}: those that no spool holds are lost with it"
+    return (
+        f"Not all records came out of Redis{why}; when that is mended: vllm-locust merge {run_dir.path} --redis-url "
+        f"{redis_url} (and --redis-password-file, if it has a password)"
+    )
+
+
 def take_in(order: MergeOrder) -> None:
     """Put everything that is left of the run into its parts. A recorder that is still at work is waited for."""
     spools = list(_spools(order))
