@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.aggregate import KEPT_STAGES, RunAggregate, Snapshot, Snapshots, StageAggregates
+from vllm_locust.aggregate import (
+    COUNTERS,
+    HEALTH,
+    HISTOGRAMS,
+    KEPT_STAGES,
+    RunAggregate,
+    Snapshot,
+    Snapshots,
+    StageAggregates,
+)
 from vllm_locust.core_time import CoreTime
 from vllm_locust.outcome import Outcome
 
@@ -61,6 +70,7 @@ def test_one_request_in_small_whole_numbers() -> None:
         "itl": (5, 60),  # 10 10 10 10 20
         "tpot": (1, 12),  # 60 / (6 - 1)
         "e2e": (1, 160),
+        "schedule_lag": (1, 30),
         "generator_lag": (1, 10),
         "receive_lag": (1, 7),
     }
@@ -203,6 +213,32 @@ def test_a_stage_is_merged_over_the_workers_that_know_it() -> None:
     assert snapshots.merged() == of([EXAMPLE] * 15)
 
 
+def test_a_worker_tells_of_itself_beside_its_requests() -> None:
+    health = {name: 1.5 * number for number, name in enumerate(HEALTH)} | {"open_fds": None}
+    snapshot = Snapshot.from_message(RunAggregate().to_message("a", 1, health=health))
+    assert snapshot.health == health
+    assert Snapshot.from_message(RunAggregate().to_message("a", 1)).health is None
+
+
+@given(requests(), requests())
+def test_what_has_come_since_is_what_was_observed_since(before: list[Request], after: list[Request]) -> None:
+    earlier, both, alone = of(before), of([*before, *after]), of(after)
+    since = both.since(earlier)
+    for name in HISTOGRAMS:
+        mine, true = since.histograms[name], alone.histograms[name]
+        assert (mine.n, mine.sum_ns) == (true.n, true.sum_ns)
+        for q in (0.01, 0.5, 0.99):
+            exact = true.quantile(q)
+            assert mine.quantile(q) == (None if exact is None else pytest.approx(exact, rel=0.011, abs=1))
+    assert {k: v for k, v in since.finished.items() if v} == alone.finished
+    assert [getattr(since, name) for name in COUNTERS] == [getattr(alone, name) for name in COUNTERS]
+
+
+def test_what_knew_more_is_no_former_state() -> None:
+    with pytest.raises(ValueError, match="former state"):
+        of([EXAMPLE]).since(of([EXAMPLE] * 2))
+
+
 def message(**changes: Any) -> dict[str, Any]:
     return {**RunAggregate().to_message("w", 1), **changes}
 
@@ -234,6 +270,9 @@ def message(**changes: Any) -> dict[str, Any]:
         (message(stages=[{}] * 4), "'stages'"),
         (message(stages=[{**message(), "stage": -1}]), r"'stages\.stage'"),
         (message(stages=[{**message(), "stage": 0, "finished": 5}]), "'finished'"),
+        (message(health={"cpu_fraction": 0.5}), "'health'"),
+        (message(health=dict.fromkeys(HEALTH, "1")), r"'health\.cpu_fraction'"),
+        (message(health=dict.fromkeys(HEALTH, float("nan"))), r"'health\.cpu_fraction'"),
     ],
 )
 def test_a_hostile_message_is_refused_by_its_field(value: object, field: str) -> None:

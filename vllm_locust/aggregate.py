@@ -22,7 +22,10 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.timing import tpot_ns
 
 SCHEMA: Final = 3
-HISTOGRAMS: Final = ("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e", "generator_lag", "receive_lag")
+HISTOGRAMS: Final = (
+    *("ttft", "ttft_from_schedule", "chunk_gap", "itl", "tpot", "e2e"),
+    *("schedule_lag", "generator_lag", "receive_lag"),
+)
 COUNTERS: Final = (
     "sent",
     "in_flight",
@@ -39,6 +42,12 @@ COUNTERS: Final = (
 """All of them add over workers, the gauges ``in_flight`` and ``waiting_arrivals`` too: each worker's newest snapshot
 has its own.
 """
+GAUGES: Final = ("in_flight", "waiting_arrivals")
+HEALTH: Final = (
+    *("cpu_fraction", "run_delay_ns", "loop_lag_ns", "receive_lag_p99_ns"),
+    *("gc_pause_ns", "open_fds", "rss_bytes", "spooled_batches"),
+)
+"""Of a worker's own condition in its last second: names and units of ``HealthSample``."""
 MAX_WORKER_ID: Final = 256
 KEPT_STAGES: Final = 3
 """A worker keeps the aggregates of the last stages only: a test may have any number of them."""
@@ -120,6 +129,7 @@ class RunAggregate:
         self.coalesced_chunks += request.coalesced
         self.good += good is True
         self.not_good += good is False
+        self._record("schedule_lag", request.schedule_lag_ns)
         if request.schedule_lag_ns is not None and request.slot_wait_ns is not None:
             self._record("generator_lag", request.schedule_lag_ns - request.slot_wait_ns)
         self._record("receive_lag", request.receive_lag_max_ns)
@@ -176,14 +186,31 @@ class RunAggregate:
             setattr(merged, name, sum(getattr(part, name) for part in parts))
         return merged
 
+    def since(self, earlier: RunAggregate) -> RunAggregate:
+        """What has come after ``earlier``, a former state of this one; gauges are as they are now. Raises ValueError
+        where it is none: a worker that began anew, or has left, knows less than before.
+        """
+        part = RunAggregate(
+            histograms={name: self.histograms[name].since(earlier.histograms[name]) for name in HISTOGRAMS},
+            finished={outcome: count - earlier.finished.get(outcome, 0) for outcome, count in self.finished.items()},
+        )
+        for name in COUNTERS:
+            setattr(part, name, getattr(self, name) - (0 if name in GAUGES else getattr(earlier, name)))
+        if min((*part.finished.values(), *(getattr(part, name) for name in COUNTERS if name not in GAUGES))) < 0:
+            raise ValueError("the earlier aggregate is no former state of this one: it counts more")
+        return part
+
     def to_message(
         self,
         worker_id: str,
         sequence: int,
         stages: Mapping[int, RunAggregate] = MappingProxyType({}),
         core_time: CoreTime | None = None,
+        health: Mapping[str, float | None] | None = None,
     ) -> dict[str, Any]:
-        """A snapshot as msgpack can carry it: text, integers and bytes. ``stages`` are parts of the whole."""
+        """A snapshot as msgpack can carry it: text, numbers and bytes. ``stages`` are parts of the whole. ``health``
+        has the keys ``HEALTH``; None where nothing is known yet.
+        """
         return {
             "schema": SCHEMA,
             "worker_id": worker_id,
@@ -191,6 +218,7 @@ class RunAggregate:
             "core_time": None if core_time is None else core_time.to_message(),
             **self._content(),
             "stages": [{"stage": stage, **aggregate._content()} for stage, aggregate in stages.items()],
+            "health": None if health is None else dict(health),
         }
 
     def _content(self) -> dict[str, Any]:
@@ -257,6 +285,8 @@ class Snapshot:
     aggregate: RunAggregate
     stages: Mapping[int, RunAggregate] = field(default_factory=dict)
     core_time: CoreTime | None = None
+    health: Mapping[str, float | None] | None = None
+    """With the keys ``HEALTH``; None where the worker knows nothing of itself yet."""
 
     @classmethod
     def from_message(cls, message: object) -> Snapshot:
@@ -271,7 +301,20 @@ class Snapshot:
         sequence = _count(message.get("sequence"), "sequence")
         told = message.get("core_time")
         core_time = None if told is None else CoreTime.from_message(told, "snapshot field 'core_time'")
-        return cls(worker_id, sequence, RunAggregate.from_content(message), _stages(message.get("stages")), core_time)
+        stages, health = _stages(message.get("stages")), _health(message)
+        return cls(worker_id, sequence, RunAggregate.from_content(message), stages, core_time, health)
+
+
+def _health(message: Mapping[Any, Any]) -> dict[str, float | None] | None:
+    if message.get("health") is None:
+        return None
+    values = _mapping(message, "health", HEALTH)
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_COUNT:
+            raise ValueError(f"snapshot field 'health.{name}' is not a number within ±2^53")
+    return {name: values[name] for name in HEALTH}
 
 
 def _stages(value: object) -> dict[int, RunAggregate]:

@@ -201,6 +201,26 @@ class LogHistogram:
                 whole._extend_range(part.min_ns, part.max_ns)
         return whole
 
+    def since(self, earlier: LogHistogram) -> LogHistogram:
+        """What was recorded after ``earlier``, a former state of this histogram; its minimum and maximum are those of
+        its buckets. Raises ValueError where it is no former state.
+        """
+        part = LogHistogram.union((self,))
+        counts = part._dense()
+        used, before = earlier._sparse()
+        counts[used] -= before
+        part.zero, part.negative = self.zero - earlier.zero, self.negative - earlier.negative
+        part.too_large, part.sum_ns = self.too_large - earlier.too_large, self.sum_ns - earlier.sum_ns
+        part.min_ns = part.max_ns = None
+        if np.any(counts < 0) or min(part.zero, part.negative, part.too_large) < 0:
+            raise ValueError("the earlier histogram is no former state of this one: it counts more")
+        if part.n and self.min_ns is not None and self.max_ns is not None:
+            used = np.flatnonzero(counts)
+            low = self.min_ns if part.negative else 0 if part.zero or not len(used) else _edge(int(used[0]))
+            high = self.max_ns if part.too_large else _edge(int(used[-1]) + 1) if len(used) else 0
+            part._extend_range(max(low, self.min_ns), min(high, self.max_ns))
+        return part
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LogHistogram) and self.to_bytes() == other.to_bytes()
 
@@ -248,6 +268,10 @@ class LogHistogram:
         if has_range:
             histogram.min_ns, histogram.max_ns = low, high
         return histogram
+
+
+def _edge(bucket: int) -> int:
+    return min(math.floor(math.exp(bucket * _LOG_RATIO)), _INT64_MAX)
 
 
 def _to_int64(value: int | None) -> int:

@@ -16,7 +16,7 @@ import gevent
 from gevent.event import Event
 
 from vllm_locust import clock
-from vllm_locust.aggregate import RunAggregate, StageAggregates
+from vllm_locust.aggregate import HEALTH, RunAggregate, StageAggregates
 from vllm_locust.arrival import Schedule
 from vllm_locust.clock import WallAxis
 from vllm_locust.completion.reader import CompletionReader
@@ -34,7 +34,14 @@ from vllm_locust.load.sse_transport import SseTransport
 from vllm_locust.load.transport import Call, CutShort, Exchange, Transport
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
-from vllm_locust.record import ArrivalRecord, FlushReport, RecordSink, RequestRecord, numbered_request_id
+from vllm_locust.record import (
+    ArrivalRecord,
+    FlushReport,
+    HealthSample,
+    RecordSink,
+    RequestRecord,
+    numbered_request_id,
+)
 from vllm_locust.slo import judge_request, parse_slos
 from vllm_locust.tls import tls_context
 from vllm_locust.workload.prompt import Prompt, Session
@@ -127,9 +134,10 @@ class LoadWorker:
             lambda: self.aggregate.in_flight,
             lambda: None if self.dispatcher is None else self.dispatcher.take_schedule_lag_max_ns(),
             lambda: sink.spooled_batches,
-            sink.put_health,
+            self._put_health,
             axis,
         )
+        self._last_health: HealthSample | None = None
 
     def _dispatcher(self, schedule: Schedule) -> Dispatcher:
         return Dispatcher(
@@ -151,7 +159,13 @@ class LoadWorker:
         """What this worker has seen so far, for the master's live views."""
         self.aggregate.waiting_arrivals = 0 if self.dispatcher is None else self.dispatcher.waiting
         core_time = CoreTime(clock.monotonic_ns() - self._began_ns, clock.process_cpu_ns(), run_delay_ns())
-        return self.aggregate.to_message(self.assignment.worker_id, sequence, self._stages.aggregates, core_time)
+        health = None if self._last_health is None else {name: getattr(self._last_health, name) for name in HEALTH}
+        stages = self._stages.aggregates
+        return self.aggregate.to_message(self.assignment.worker_id, sequence, stages, core_time, health)
+
+    def _put_health(self, sample: HealthSample) -> None:
+        self._last_health = sample
+        self._sink.put_health(sample)
 
     def next_user_id(self) -> int:
         return next(self._users)

@@ -43,7 +43,7 @@ from vllm_locust.store.intake import RecorderReport
 from vllm_locust.store.recorder import RecorderConfig
 from vllm_locust.store.recorder_process import RecorderProcess, start_recorder
 from vllm_locust.store.redis_store import RunStore
-from vllm_locust.store.redis_url import redis_options
+from vllm_locust.store.redis_url import RedisOptions, redis_options
 from vllm_locust.store.rundir import RunDirectory, write_json
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,26 @@ class RunController:
                 run_dir=self.run_dir,
             )
         )
+
+    # What live views are told
+
+    @property
+    def checked(self) -> Checked:
+        return self._checked
+
+    @property
+    def redis(self) -> RedisOptions:
+        return redis_options(self._redis_url, self._checked.secrets.redis_password_file)
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """``phase finishing users left_s``, of an open loop also ``offered_rps`` and ``stage``."""
+        course = self._course
+        return {**course.told, "phase": course.phase, "finishing": self._finishing, "users": self._messenger.users}
+
+    @property
+    def workers(self) -> RunWorkers:
+        return self._workers
 
     # The beginning
 

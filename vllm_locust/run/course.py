@@ -87,6 +87,8 @@ class Course(ABC):
         """On the common clock; None while it is not known, and where the window is open until the run is stopped."""
         self._spans: tuple[StageSpan, ...] = ()
         self.phase = "warmup"
+        self.told: dict[str, Any] = {"left_s": None}
+        """What progress was last told beside the phase."""
         if search is not None:
             search.follow(self)
 
@@ -210,6 +212,7 @@ class Course(ABC):
         if self._search is not None:
             # The planned end moves on with the search.
             left_s, facts["search"] = None, self._search.state
+        self.told = {"left_s": left_s, **facts}
         self._view.progress.show(clock.monotonic_ns(), self.phase, left_s, self._view.snapshots.merged, **facts)
 
     def _all_users_ended(self) -> bool:

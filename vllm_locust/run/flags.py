@@ -11,16 +11,8 @@ GROUP = "vllm-locust: load on LLM servers"
 _SHOWN_IN_WEB_UI = frozenset(
     {
         *("--model", "--workload", "--max-tokens", "--api", "--think-time", "--warmup-requests"),
-        *(
-            "--rate",
-            "--rate-stages",
-            "--user-stages",
-            "--shape",
-            "--arrival",
-            "--burstiness",
-            "--when-full",
-            "--patience",
-        ),
+        *("--rate", "--rate-stages", "--user-stages", "--shape", "--arrival", "--burstiness", "--when-full"),
+        *("--patience", "--seed", "--slo", "--warmup-time", "--drain-timeout", "--run-name"),
     }
 )
 """Only these may be set from the start form. All others keep the command line's value whatever a request to /swarm
@@ -107,6 +99,14 @@ _ALL_DEFAULTS: tuple[tuple[str, Any], ...] = (
 )
 FLAG_DEFAULTS = {flag[2:].replace("-", "_"): default for flag, default in _ALL_DEFAULTS}
 """By their names as options."""
+WEB_LISTS = frozenset(flag[2:].replace("-", "_") for flag, _ in _REPEATABLE if flag in _SHOWN_IN_WEB_UI)
+"""Of those the ones that may be given several times."""
+
+
+def web_texts() -> dict[str, str]:
+    """Each option of the start form with its help, as text for people."""
+    texts = {flag: text for flag, _, text in _VALUES} | dict(_REPEATABLE)
+    return {flag[2:].replace("-", "_"): text for flag, text in texts.items() if flag in _SHOWN_IN_WEB_UI}
 
 
 def add_flags(parser: Any) -> None:

@@ -8,8 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
@@ -18,34 +17,28 @@ from locust import argument_parser, events
 from locust.runners import LocalRunner, Runner, WorkerRunner
 
 from vllm_locust.aggregate import Snapshots
-from vllm_locust.capacity.record import RecordedProbe
-from vllm_locust.config import RunConfig
-from vllm_locust.errors import RunFailed, StoreError, UsageError, VllmLocustError
-from vllm_locust.load.open_loop import kind_problems
-from vllm_locust.load.preflight import ask_server, reset_prefix_cache
+from vllm_locust.errors import RunFailed, VllmLocustError
+from vllm_locust.load.preflight import reset_prefix_cache
 from vllm_locust.load.users import POST
 from vllm_locust.load_options import read_load_options
 from vllm_locust.load_profile import Quantity
 from vllm_locust.run.agreement import given_flags
 from vllm_locust.run.capacity import CapacityProbes
-from vllm_locust.run.capacity_terms import check_search, terms_of
+from vllm_locust.run.capacity_terms import terms_of
 from vllm_locust.run.controller import RunController
 from vllm_locust.run.course import ClosedCourse, Course, RunView, Search
 from vllm_locust.run.engine_time import steady_engine_time
-from vllm_locust.run.flags import WEB_OPTIONS, add_flags
+from vllm_locust.run.flags import add_flags
 from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messenger
 from vllm_locust.run.open_course import OpenCourse
 from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS, plan_load
+from vllm_locust.run.preflight import Preflight
 from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
-from vllm_locust.run.server_metrics import find_pages
 from vllm_locust.run.spawning import OrderedDispatcher, SpawnOrder
 from vllm_locust.run.user_stages import UserStagesCourse
+from vllm_locust.run.web.console import WebConsole
 from vllm_locust.run.worker_side import WorkerSide
-from vllm_locust.store.redis_store import RunStore
-from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.rundir import RunDirectory
-from vllm_locust.workload.load import load_workload
 
 logger = logging.getLogger(__name__)
 
@@ -141,22 +134,20 @@ class _MasterProcess:
         self._secrets = secrets
         self._options = options
         self._headless = headless
-        self._run_time_s = self._given_run_time_s = options.get("run_time")
         # The run's clock is ours: Locust's would start with the ramp-up and cut running requests.
         environment.parsed_options.run_time = None
-        self._given_host = self._host()
+        self._preflight = Preflight(secrets, options, host=self._host(), headless=headless)
         self._messenger = Messenger(runner)
         self._snapshots = Snapshots()
         self._controller: RunController | None = None
         self._interrupted = False
         self._present: set[str] = set()
-        self._earlier: tuple[RecordedProbe, ...] = ()
-        """Probes of the search that is gone on with."""
         # Before the check, which takes a while: workers may connect and announce themselves meanwhile.
         self._messenger.on(PRESENT, self._on_present)
         self._messenger.on(READY, self._to_controller("on_ready"))
         self._messenger.on(SNAPSHOT, self._to_controller("on_snapshot"))
         self._messenger.on(FLUSHED, self._to_controller("on_flushed"))
+        self._console = None if headless else WebConsole(environment, self._messenger, self._preflight, options)
         self._checked = self._check() if headless else None
         self._spawn_order = SpawnOrder()
         environment.dispatcher_class = functools.partial(OrderedDispatcher, self._spawn_order)
@@ -174,46 +165,12 @@ class _MasterProcess:
 
     def _check(self) -> Checked:
         """Everything that can be found out before load is sent. Raises UsageError."""
-        options = dict(self._options)
-        if not self._headless:
-            now = vars(self._environment.parsed_options)
-            self._take_run_time(now)
-            options |= {name: now.get(name) for name in WEB_OPTIONS}
-        host = self._host()
-        if self._secrets.api_key is not None and not options.get("target") and host != self._given_host:
-            raise UsageError(
-                f"--host: the API key goes only to a server named on the command line, not to {host!r} from the start "
-                "form; start Locust with that --host"
-            )
-        config = RunConfig.from_options(options, host=host, run_time_s=self._run_time_s)
-        if problems := kind_problems(self._environment.user_classes, open_loop=config.open_loop):
-            raise UsageError(*problems)
-        by_plan = config.profile is not None and config.profile.quantity is Quantity.USERS
-        if self._headless and by_plan and options["num_users"] is not None:
-            raise UsageError("-u with --user-stages: the stages say how many users there are; drop -u")
-        if self._headless and config.run_dir is not None:
-            RunDirectory(Path(config.run_dir)).refuse_run()
-        self._check_redis(config)
-        server = ask_server(config, self._secrets.api_key)
-        pages = find_pages(config, self._secrets.api_key)
-        workload = load_workload(
-            config.workload,
-            tokenizer=config.tokenizer,
-            max_model_len=server.max_model_len,
-            max_tokens=config.max_tokens,
-            seed=config.seed,
+        if self._console is not None:
+            return self._console.checked()
+        classes = self._environment.user_classes
+        return self._preflight.check(
+            self._options, host=self._host(), run_time_s=self._options.get("run_time"), user_classes=classes
         )
-        for warning in workload.warnings:
-            logger.warning("%s", warning)
-        if config.open_loop:
-            plan_load(config, workload)
-        if config.capacity is not None:
-            if not self._headless:
-                raise UsageError("--capacity: a search runs without a web UI; add --headless")
-            self._earlier = check_search(config.capacity, config, server, workload)
-            if config.capacity.reset_prefix_cache:
-                reset_prefix_cache(config, self._secrets.api_key)
-        return Checked(config, self._secrets, server, workload, pages, given_flags(self._options))
 
     def _set_default_users(self, options: Any) -> None:
         """What Locust starts, or its start form shows, where the command line does not say how many users."""
@@ -225,26 +182,6 @@ class _MasterProcess:
 
     def _host(self) -> str | None:
         return self._environment.host or next((u.host for u in self._environment.user_classes if u.host), None)
-
-    def _take_run_time(self, now: dict[str, Any]) -> None:
-        """The start form's run time is the window's length: Locust's own timer, which starts at once, must not cut
-        it.
-        """
-        self._run_time_s = now["run_time"] or self._given_run_time_s
-        now["run_time"] = None
-        self._environment.web_ui._cancel_run_time_timer()
-
-    def _check_redis(self, config: RunConfig) -> None:
-        if config.redis_url is None:
-            return
-        store = RunStore(redis_options(config.redis_url, self._secrets.redis_password_file), "preflight")
-        try:
-            store.check_server()
-        except StoreError as error:
-            fix = "" if "--redis-password-file" in str(error) else "; start it, or correct the address"
-            raise UsageError(f"--redis-url: {error}{fix}") from None
-        finally:
-            store.close()
 
     def _to_controller(self, method: str) -> Callable[[str, Any], None]:
         def handler(sender: str, payload: Any) -> None:
@@ -272,13 +209,23 @@ class _MasterProcess:
         except Exception as error:
             if not isinstance(error, VllmLocustError):
                 logger.exception("The run cannot begin")
-            self._controller = None
-            for problem in error.problems if isinstance(error, VllmLocustError) else (str(error),):
-                logger.error("vllm-locust: %s", problem)
+            self._cannot_begin(error.problems if isinstance(error, VllmLocustError) else (str(error),))
             self._environment.process_exit_code = error.exit_code if isinstance(error, VllmLocustError) else 1
             if self._headless:
                 gevent.spawn(self._locust_quit)
             raise gevent.GreenletExit from None
+        except gevent.GreenletExit:
+            self._cannot_begin(("it was stopped before it began",))
+            raise
+        if self._console is not None:
+            self._console.begun(controller, self._snapshots)
+
+    def _cannot_begin(self, problems: Sequence[str]) -> None:
+        self._controller = None
+        for problem in problems:
+            logger.error("vllm-locust: %s", problem)
+        if self._console is not None:
+            self._console.refused(problems)
 
     def _course(self, view: RunView) -> Course:
         config = view.config
@@ -300,7 +247,7 @@ class _MasterProcess:
             view,
             order,
             terms=terms_of(order, checked.config, checked.server, checked.workload),
-            earlier=self._earlier,
+            earlier=self._preflight.earlier,
             reset_prefix_cache=reset if order.reset_prefix_cache else None,
         )
 
@@ -328,6 +275,8 @@ class _MasterProcess:
         if controller is None:
             return
         controller.finish(reason)
+        if self._console is not None:
+            self._console.ended()
         self._environment.process_exit_code = controller.exit_code
         if self._controller is controller:
             self._controller = None

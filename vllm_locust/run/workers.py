@@ -54,6 +54,12 @@ class RunWorkers:
         return self._left
 
     @property
+    def away(self) -> list[str]:
+        """Those that were prepared and are not there now, or have ended their part."""
+        here = set(self._messenger.worker_ids())
+        return [worker_id for worker_id in self._prepared_ns if worker_id not in here or worker_id in self._left]
+
+    @property
     def _refused(self) -> set[str]:
         """Those that could not get ready, and so have nothing to flush."""
         return {worker_id for worker_id, answer in self._answers.items() if answer.error}

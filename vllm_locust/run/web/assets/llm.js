@@ -1,0 +1,279 @@
+"use strict";
+const byId = (id) => document.getElementById(id);
+const { number, clock } = LlmCharts;
+const POINTS_KEPT = 1800;
+let points = [], runId = null, stats = null, form = null, dark = false, formTold = [];
+
+const element = (tag, text, className) => {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+};
+const fill = (parent, children) => parent.replaceChildren(...children);
+const ms = (seconds) => (seconds === null || seconds === undefined ? "–" : (seconds * 1e3).toLocaleString("en-US", { maximumFractionDigits: 2 }));
+const percent = (share) => (share === null || share === undefined ? "–" : `${(share * 100).toLocaleString("en-US", { maximumFractionDigits: 2 })} %`);
+const gib = (bytes) => (bytes === null || bytes === undefined ? "–" : (bytes / 2 ** 30).toFixed(1));
+
+function table(target, heads, rows, none) {
+  if (!rows.length) return fill(target, [element("caption", none)]);
+  const head = element("tr");
+  fill(head, heads.map((text) => element("th", text)));
+  fill(target, [head, ...rows.map((cells) => {
+    const row = element("tr");
+    fill(row, cells.map((cell) => element("td", String(cell))));
+    return row;
+  })]);
+}
+
+function told(pairs) {
+  return pairs.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => {
+    const one = element("span");
+    one.append(element("b", name), document.createTextNode(String(value)));
+    return one;
+  });
+}
+
+// Where the page stands
+
+async function fetchJson(url) {
+  const answer = await fetch(url, { cache: "no-store", credentials: "same-origin" });
+  if (answer.redirected || !answer.ok || !(answer.headers.get("content-type") ?? "").startsWith("application/json"))
+    throw new Error(answer.redirected ? "You are not logged in any more: load this page again." : `The server answered ${answer.status}.`);
+  return answer.json();
+}
+
+async function refresh() {
+  try {
+    const after = points.length ? points[points.length - 1].n : 0;
+    const query = runId === null ? "" : `?run=${encodeURIComponent(runId)}&after=${after}`;
+    stats = await fetchJson(`llm/stats.json${query}`);
+    takePoints(stats);
+    draw();
+    banner(formTold.length ? formTold : stats.problems.length ? ["The run could not begin:", ...stats.problems] : []);
+  } catch (error) {
+    banner([`No news from the server: ${error.message}`]);
+  }
+  setTimeout(refresh, 1000);
+}
+
+function takePoints(told) {
+  const id = told.run === null ? null : told.run.run_id;
+  if (id !== runId) points = [];
+  runId = id;
+  points.push(...told.history.points);
+  while (points.length > POINTS_KEPT) points = points.filter((_, i) => i % 2 === 0);
+}
+
+function banner(lines) {
+  byId("banner").hidden = !lines.length;
+  byId("banner").textContent = lines.join("\n");
+}
+
+function badge(id, text, state) {
+  byId(id).textContent = text;
+  byId(id).className = `badge ${state}`;
+}
+
+function draw() {
+  const going = stats.state !== "ready";
+  badge("state", stats.state, stats.state);
+  const verdict = stats.run === null ? null : going || !stats.result || stats.result.run_id !== runId ? stats.verdict : stats.result.verdict;
+  const status = verdict && verdict.status;
+  badge("verdict", status ? `${going ? "so far " : ""}${status}` : "", status ?? "");
+  byId("stop").hidden = stats.state !== "running";
+  byId("start").hidden = going;
+  byId("live").hidden = stats.run === null;
+  drawResult(going);
+  if (stats.run === null) return;
+  drawFacts(verdict);
+  drawTables();
+  LlmCharts.draw(points, dark);
+}
+
+function drawFacts(verdict) {
+  const { run, now, totals } = stats;
+  fill(byId("facts"), told([
+    ["Run", run.run_name ? `${run.run_name} (${run.run_id})` : run.run_id], ["Model", run.model], ["Workload", run.workload],
+    ["Target", run.targets.join(", ")], ["Load", run.open_loop ? "open loop" : "closed loop"], ["SLO", run.slos.join(", ")],
+    ["Phase", now.phase], ["Stage", now.stage], ["Elapsed", clock(now.t_s ?? 0)],
+    ["Left", now.left_s === null || now.left_s === undefined ? null : clock(now.left_s)],
+    ["Workers", stats.workers_connected], ["Telemetry", stats.telemetry_fault],
+  ]));
+  fill(byId("reasons"), (verdict ? verdict.reasons : []).map((reason) => element("li", reason.sentence, reason.severity)));
+  const tiles = [
+    ["offered/s", number(now.offered_rps)], ["achieved/s", number(now.achieved_rps)], ["in flight", number(totals.in_flight)],
+    ["TTFT p50 ms", ms(now.ttft_p50_s)], ["TTFT p99 ms", ms(now.ttft_p99_s)], ["TPOT p50 ms", ms(now.tpot_p50_s)],
+    ["output tokens/s", number(now.output_tokens_per_s)], ["goodput/s", number(now.goodput_rps)],
+    ["good so far", percent(totals.good_fraction)], ["finished", number(totals.finished)], ["failed", number(totals.failed)],
+    ["dropped", number(totals.dropped_arrivals)],
+  ];
+  fill(byId("tiles"), tiles.map(([name, value]) => {
+    const tile = element("div", undefined, "tile");
+    tile.append(element("b", value), element("span", name));
+    return tile;
+  }));
+}
+
+function drawTables() {
+  const labels = ["mean", "p50", "p90", "p95", "p99", "p99_9", "max"];
+  table(byId("latency"), ["Metric", "Samples", ...labels.map((label) => label.replace("_", "."))],
+    stats.latency.map((row) => [row.title, number(row.n), ...labels.map((label) => ms(row[`${label}_s`]))]), "Nothing has finished yet.");
+  const done = stats.totals.finished;
+  table(byId("outcomes"), ["Outcome", "Requests", "Share"],
+    Object.entries(stats.outcomes).map(([name, count]) => [name, count.toLocaleString("en-US"), percent(count / done)]), "Nothing has finished yet.");
+  table(byId("gpus"), ["GPU", "Name", "Util.", "Memory GiB", "Power W", "°C"], stats.gpus.map((gpu) => [gpu.gpu, gpu.name ?? "–",
+    percent(gpu.utilization), `${gib(gpu.memory_used_bytes)} / ${gib(gpu.memory_total_bytes)}`, number(gpu.power_w), number(gpu.temperature_c)]),
+    "No GPU collector is heard (vllm-locust collect on the GPU host).");
+  table(byId("workers"), ["Worker", "State", "Sent", "In flight", "Failed", "TTFT p99 ms", "Schedule lag p99 ms", "Receive lag p99 ms", "CPU",
+    "Loop lag ms", "GC ms", "RSS MiB", "Spooled"], stats.workers.map((one) => [one.worker_id, one.state, number(one.sent),
+    number(one.in_flight), number(one.failed), ms(one.ttft_p99_s), ms(one.schedule_lag_p99_s), ms(one.receive_lag_p99_s),
+    percent(one.cpu_fraction), ms(one.loop_lag_s), ms(one.gc_pause_s), one.rss_bytes === null ? "–" : (one.rss_bytes / 2 ** 20).toFixed(0),
+    number(one.spooled_batches)]), "No worker has said anything yet.");
+}
+
+let resultShown = null;
+function drawResult(going) {
+  const result = stats.result;
+  byId("result").hidden = going || !result;
+  if (!result || resultShown === JSON.stringify(result)) return;
+  resultShown = JSON.stringify(result);
+  const status = result.verdict ? result.verdict.status : "no results";
+  const head = element("h2", `Result of the last run: ${status}, exit code ${result.exit_code}`, status);
+  const rows = (result.stages ?? []).map((stage) => [stage.name, number(stage.offered_rps), number(stage.achieved_rps), number(stage.requests.ok),
+    number(stage.requests.failed), number(stage.output_tokens_per_s), number(stage.goodput_rps), ms(stage.ttft_s?.p50), ms(stage.ttft_s?.p99),
+    ms(stage.tpot_s?.p50), ms(stage.tpot_s?.p99), ms(stage.e2e_s?.p50), ms(stage.e2e_s?.p99)]);
+  const stages = element("table"), scroll = element("div", undefined, "scroll"), reasons = element("ul"), downloads = element("div", undefined, "downloads");
+  stages.id = "stages";
+  table(stages, ["Stage", "Offered/s", "Achieved/s", "Ok", "Failed", "Output tokens/s", "Goodput/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99",
+    "E2E p50 ms", "p99"], rows, result.fault ?? "No stage was measured.");
+  scroll.append(stages);
+  fill(reasons, (result.verdict ? result.verdict.reasons : []).map((reason) => element("li", reason.sentence, reason.severity)));
+  const link = (name, href) => {
+    const one = element("a", name);
+    one.href = href;
+    return one;
+  };
+  fill(downloads, [link("All files (zip)", "llm/results.zip"), ...Object.keys(result.files).map((name) => link(name, `llm/results/${encodeURIComponent(name)}`))]);
+  fill(byId("result"), [head, reasons, scroll, downloads, element("p", `Directory on the master: ${result.directory}`, "note")]);
+}
+
+// The start form
+
+const LOADS = [
+  ["users", "Users (closed loop)", []], ["rate", "Rate (open loop)", ["rate"]], ["rate_stages", "Stages of rate (open loop)", ["rate_stages"]],
+  ["user_stages", "Stages of users (closed loop)", ["user_stages"]], ["shape", "Shape from a file", ["shape"]],
+  ["trace", "Trace's own times (open loop)", []],
+];
+const LABELS = { slo: "SLO", rate: "Rate (requests/s)", rate_stages: "Stages of rate", user_stages: "Stages of users", api: "API" };
+const label = (name) => LABELS[name] ?? name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+
+function field(name, text, help, value, choices) {
+  const wrap = element("label", text), input = element(choices ? "select" : "input");
+  input.name = name;
+  for (const choice of choices ?? []) {
+    const one = element("option", choice === "" ? "(not set)" : choice);
+    one.value = choice;
+    input.append(one);
+  }
+  input.value = value ?? "";
+  wrap.append(input);
+  if (help) wrap.append(element("small", help));
+  return wrap;
+}
+
+function buildForm(known) {
+  form = known;
+  const loadFields = new Set(LOADS.flatMap(([, , names]) => names));
+  const given = Object.fromEntries(known.fields.map((one) => [one.name, one]));
+  const kind = field("load_kind", "Load", "", "users", LOADS.map(([name]) => name));
+  for (const option of kind.querySelectorAll("option")) option.textContent = LOADS.find(([name]) => name === option.value)[1];
+  const mine = (name) => field(name, label(name), given[name].help, given[name].value, given[name].choices);
+  fill(byId("load"), [
+    kind, ...[...loadFields].map(mine),
+    field("user_count", "Users, or slots of an open loop", "the most requests in flight", known.users),
+    field("spawn_rate", "Ramp up (users/s)", "", known.spawn_rate),
+    field("run_time", "Run time", "length of the window: 60, 90s, 10m; empty: until stopped; not with stages", known.run_time_s),
+    field("host", "Server", "base address", known.host),
+    ...(known.user_classes.length ? [field("user_classes", "User class", "", known.user_classes[0], known.user_classes)] : []),
+    mine("slo"), mine("workload"),
+  ]);
+  fill(byId("options"), known.fields.filter(({ name }) => !loadFields.has(name) && !["slo", "workload"].includes(name))
+    .map(({ name }) => mine(name)));
+  const select = kind.querySelector("select");
+  const set = [...loadFields].find((name) => given[name].value);
+  select.value = set ?? (given.arrival.value === "trace" ? "trace" : "users");
+  const show = () => {
+    const names = LOADS.find(([name]) => name === select.value)[2];
+    for (const name of loadFields) byId("form").elements[name].closest("label").hidden = !names.includes(name);
+  };
+  select.addEventListener("change", show);
+  show();
+}
+
+function order() {
+  const data = new URLSearchParams(), kind = byId("form").elements.load_kind.value;
+  const names = LOADS.find(([name]) => name === kind)[2], loadFields = LOADS.flatMap(([, , found]) => found);
+  for (const input of byId("form").elements) {
+    if (!input.name || input.name === "load_kind") continue;
+    data.set(input.name, loadFields.includes(input.name) && !names.includes(input.name) ? "" : input.value.trim());
+  }
+  if (kind === "trace") data.set("arrival", "trace");
+  else if (data.get("arrival") === "trace") data.set("arrival", "");
+  return data;
+}
+
+async function post(url, data) {
+  const answer = await fetch(url, { method: "POST", body: data, credentials: "same-origin" });
+  const told = await answer.json().catch(() => ({ success: false, message: `The server answered ${answer.status}.` }));
+  if (!told.success) throw new Error(told.message);
+}
+
+async function start(event) {
+  event.preventDefault();
+  formTold = [];
+  banner([]);
+  byId("go").disabled = true;
+  try {
+    await post("./swarm", order());
+  } catch (error) {
+    formTold = error.message.split("\n");
+    banner(formTold);
+  }
+  byId("go").disabled = false;
+}
+
+async function stop() {
+  byId("stop").disabled = true;
+  try {
+    await post("./stop", new URLSearchParams());
+  } catch (error) {
+    banner([error.message]);
+  }
+  byId("stop").disabled = false;
+}
+
+// Light and dark
+
+function setTheme(isDark) {
+  dark = isDark;
+  document.documentElement.classList.toggle("dark", isDark);
+  if (stats && stats.run) LlmCharts.draw(points, dark);
+}
+
+function startTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)"), kept = localStorage.getItem("llm-theme");
+  setTheme(kept ? kept === "dark" : system.matches);
+  system.addEventListener("change", () => localStorage.getItem("llm-theme") || setTheme(system.matches));
+  byId("theme").addEventListener("click", () => {
+    setTheme(!dark);
+    localStorage.setItem("llm-theme", dark ? "dark" : "light");
+  });
+}
+
+startTheme();
+LlmCharts.build(byId("charts"));
+byId("form").addEventListener("submit", start);
+byId("stop").addEventListener("click", stop);
+fetchJson("llm/form.json").then(buildForm).catch((error) => banner([error.message]));
+refresh();
