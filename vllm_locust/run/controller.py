@@ -124,7 +124,7 @@ class RunController:
         return redis_options(self._redis_url, self._checked.secrets.redis_password_file)
 
     @property
-    def now(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, Any]:
         """``phase finishing users left_s``, of an open loop also ``offered_rps`` and ``stage``."""
         course = self._course
         return {**course.told, "phase": course.phase, "finishing": self._finishing, "users": self._messenger.users}

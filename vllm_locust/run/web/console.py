@@ -7,6 +7,7 @@ from typing import Any
 
 import gevent
 from gevent.event import AsyncResult
+from locust.util.timespan import parse_timespan
 
 from vllm_locust import clock
 from vllm_locust.aggregate import Snapshots
@@ -32,7 +33,7 @@ class WebConsole:
         self._messenger = messenger
         self._preflight = preflight
         self._given_run_time_s: float | None = given.get("run_time")
-        self._form = StartForm(environment, given, fields_of_the_locustfile())
+        self._form = StartForm(environment, given, fields_of_the_locustfile(), parse_timespan)
         self._live = LiveRun(messenger)
         self._checked: Checked | None = None
         self._outcome: AsyncResult[tuple[str, ...]] = AsyncResult()

@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from vllm_locust.aggregate import RunAggregate
 from vllm_locust.live.figures import LATENCIES
 from vllm_locust.metrics import CATALOGUE
-from vllm_locust.run.web.live_run import LiveRun
 from vllm_locust.statistics import PERCENTILES
 from vllm_locust.verdict.reason import Status
 
@@ -66,18 +65,19 @@ _GPU: Final = {
 }
 
 
-def exposition(live: LiveRun) -> bytes:
+def exposition(stats: Mapping[str, Any], merged: RunAggregate | None) -> bytes:
+    """``stats`` as ``LiveRun.stats`` gives them, ``merged`` what they were made from."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(live))
+    registry.register(_Figures(stats, merged))
     return generate_latest(registry)
 
 
 class _Figures(Collector):
-    def __init__(self, live: LiveRun) -> None:
-        self._live = live
+    def __init__(self, stats: Mapping[str, Any], merged: RunAggregate | None) -> None:
+        self._stats, self._merged = stats, merged
 
     def collect(self) -> Iterator[Metric]:
-        stats, merged = self._live.stats(), self._live.merged
+        stats, merged = self._stats, self._merged
         yield _states(f"{_P}state", "what the generator does", stats["state"], _STATES)
         if stats["run"] is None or merged is None:
             return

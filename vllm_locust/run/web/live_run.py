@@ -59,10 +59,11 @@ class _Course:
         self._condition.take(self.snapshots)
         if not last:
             self._read_telemetry(now_ns)
-        now = self.controller.now
+        now = self.controller.standing
         self.gpu_table = self._gpus.table(now_ns)
         point = {"t_s": round((now_ns - self._begun_ns) / 1e9, 3), "phase": now["phase"], "stage": now.get("stage")}
-        point |= {"offered_rps": now.get("offered_rps"), "left_s": now.get("left_s"), "users": now["users"]}
+        point |= {"offered_rps": now.get("offered_rps"), "left_s": now.get("left_s")}
+        point["users"] = None if self.controller.checked.config.open_loop else now["users"]
         point |= self._recent.figures(now_ns, self.merged)
         point |= self._condition.figures() | self._servers.figures(now_ns)
         point["gpus"] = {
@@ -163,7 +164,7 @@ class LiveRun:
         controller = self.controller
         if controller is None:
             return "ready"
-        return "finishing" if controller.now["finishing"] else "running"
+        return "finishing" if controller.standing["finishing"] else "running"
 
     def begin(self, controller: RunController, snapshots: Snapshots) -> None:
         self.preparing, self.problems, self._told = False, (), None

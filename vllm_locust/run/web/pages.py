@@ -13,6 +13,7 @@ from flask import Blueprint, Response, abort, request, send_file
 from locust import argument_parser
 
 from vllm_locust import __version__
+from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS
 from vllm_locust.run.web.exposition import exposition
 from vllm_locust.run.web.finished_run import FinishedRun
 from vllm_locust.run.web.guard import guard
@@ -96,7 +97,7 @@ def _blueprint(web_ui: Any, live: LiveRun, form: StartForm) -> Blueprint:
 
     @route("/llm/metrics")
     def metrics() -> Response:
-        answer = Response(exposition(live), content_type=_METRICS_TYPE)
+        answer = Response(exposition(live.stats(), live.merged), content_type=_METRICS_TYPE)
         answer.headers["Cache-Control"] = "no-store"
         return answer
 
@@ -125,6 +126,7 @@ def _form_facts(web_ui: Any, form: StartForm) -> dict[str, Any]:
     return {
         "fields": form.fields(),
         "users": options.num_users or 1,
+        "slots": OPEN_LOOP_SLOTS,
         "spawn_rate": options.spawn_rate or 1,
         "host": environment.host or next((cls.host for cls in environment.user_classes if cls.host), None) or "",
         "run_time_s": options.run_time,

@@ -7,11 +7,9 @@ a path: workloads and shapes are those that are shipped, or the one that the com
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-
-from locust.util.timespan import parse_timespan
 
 from vllm_locust.arrival import ArrivalProcess
 from vllm_locust.errors import UsageError
@@ -40,8 +38,17 @@ class StartOrder:
 class StartForm:
     """``given`` are the options as the command line set them."""
 
-    def __init__(self, environment: Any, given: Mapping[str, Any], own_fields: frozenset[str]) -> None:
-        """``own_fields``: options of the locustfile that Locust's form shows."""
+    def __init__(
+        self,
+        environment: Any,
+        given: Mapping[str, Any],
+        own_fields: frozenset[str],
+        parse_time_s: Callable[[str], float],
+    ) -> None:
+        """``own_fields``: options of the locustfile that Locust's form shows. ``parse_time_s``: how Locust reads a run
+        time; raises ValueError.
+        """
+        self._parse_time_s = parse_time_s
         self._environment = environment
         self._given = given
         self._heard = LOCUST_FIELDS | WEB_OPTIONS | own_fields
@@ -76,7 +83,7 @@ class StartForm:
         problems = _number_problems(last)
         if text := last.get("run_time"):
             try:
-                run_time_s = float(parse_timespan(text))
+                run_time_s = float(self._parse_time_s(text))
             except ValueError:
                 problems.append(f"run time: {text[:40]!r} is not a time; write 60, 60s, 3m or 1h30m")
         now = dict(vars(self._environment.parsed_options))

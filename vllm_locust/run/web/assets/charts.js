@@ -19,9 +19,9 @@ const LlmCharts = (() => {
     { id: "server", title: "Server: requests, KV cache", empty: "the server's metrics are not read", series: [
       { name: "running", key: "server_requests_running" }, { name: "waiting", key: "server_requests_waiting" },
       { name: "KV cache %", key: "server_kv_cache_usage", scale: 100, right: true }] },
-    { id: "gpu_utilization", title: "GPU utilization (%)", map: "gpus", at: 0, scale: 100, empty: "no GPU collector is heard" },
-    { id: "gpu_memory", title: "GPU memory (GiB)", map: "gpus", at: 1, scale: 1 / 2 ** 30, empty: "no GPU collector is heard" },
-    { id: "gpu_power", title: "GPU power (W)", map: "gpus", at: 2, empty: "no GPU collector is heard" },
+    { id: "gpu_utilization", title: "GPU utilization (%)", map: "gpus", at: 0, scale: 100, hideEmpty: true },
+    { id: "gpu_memory", title: "GPU memory (GiB)", map: "gpus", at: 1, scale: 1 / 2 ** 30, hideEmpty: true },
+    { id: "gpu_power", title: "GPU power (W)", map: "gpus", at: 2, hideEmpty: true },
     { id: "generator", title: "Generator health (ms, CPU %)", series: [ms("schedule lag p99", "schedule_lag_p99_s"),
       ms("receive lag p99", "receive_lag_p99_s"), ms("loop lag max", "loop_lag_max_s"),
       { name: "CPU max %", key: "cpu_fraction_max", scale: 100, right: true }] },
@@ -63,7 +63,7 @@ const LlmCharts = (() => {
   const option = (spec, points, dark) => {
     const soft = dark ? "#9aa8b5" : "#5a6876", line = dark ? "#2c3945" : "#e3e8ed";
     const found = lines(spec, points), text = { color: soft, fontSize: 11 };
-    const axis = { type: "value", axisLabel: text, splitLine: { lineStyle: { color: line } }, min: 0 };
+    const axis = { type: "value", axisLabel: text, splitLine: { lineStyle: { color: line } }, min: 0, show: found.length > 0 };
     return {
       animation: false, backgroundColor: "transparent", color: dark ? DARK : LIGHT, aria: { enabled: true },
       grid: { left: 8, right: 12, top: 34, bottom: 6, containLabel: true },
@@ -71,9 +71,9 @@ const LlmCharts = (() => {
         pageIconColor: soft, pageTextStyle: text },
       tooltip: { trigger: "axis", formatter: tooltip, confine: true, backgroundColor: dark ? "#18212a" : "#fff",
         borderColor: line, textStyle: { color: dark ? "#e6edf3" : "#17212b", fontSize: 12 } },
-      xAxis: { type: "value", min: "dataMin", max: "dataMax", axisLabel: { ...text, formatter: clock, hideOverlap: true },
+      xAxis: { type: "value", show: found.length > 0, min: "dataMin", max: "dataMax", axisLabel: { ...text, formatter: clock, hideOverlap: true },
         splitLine: { show: false }, axisLine: { lineStyle: { color: soft } } },
-      yAxis: [axis, { ...axis, splitLine: { show: false }, max: 100, show: found.some((one) => one.right) }],
+      yAxis: [axis, ...(found.some((one) => one.right) ? [{ ...axis, splitLine: { show: false }, max: 100 }] : [])],
       title: found.length ? undefined : { text: spec.empty ?? "nothing yet", left: "center", top: "middle",
         textStyle: { color: soft, fontSize: 13, fontWeight: "normal" } },
       series: found.map((one) => ({ type: "line", name: one.name.trim(), data: one.data, showSymbol: one.data.length < 2,
@@ -95,13 +95,19 @@ const LlmCharts = (() => {
         container.append(card);
         const chart = echarts.init(plot, null, { renderer: "canvas" });
         chart.group = "llm";
-        return { spec, chart };
+        return { spec, chart, card };
       });
       echarts.connect("llm");
       new ResizeObserver(() => charts.forEach(({ chart }) => chart.resize())).observe(container);
     },
     draw(points, dark) {
-      for (const { spec, chart } of charts) chart.setOption(option(spec, points, dark), { notMerge: true });
+      for (const { spec, chart, card } of charts) {
+        const made = option(spec, points, dark), hidden = Boolean(spec.hideEmpty) && !made.series.length;
+        const appears = card.hidden && !hidden;
+        card.hidden = hidden;
+        if (appears) chart.resize();
+        chart.setOption(made, { notMerge: true });
+      }
     },
     number,
     clock,

@@ -86,20 +86,21 @@ function draw() {
   byId("live").hidden = stats.run === null;
   drawResult(going);
   if (stats.run === null) return;
-  drawFacts(verdict);
+  drawFacts(going, verdict);
   drawTables();
   LlmCharts.draw(points, dark);
 }
 
-function drawFacts(verdict) {
+function drawFacts(going, verdict) {
   const { run, now, totals } = stats;
   fill(byId("facts"), told([
     ["Run", run.run_name ? `${run.run_name} (${run.run_id})` : run.run_id], ["Model", run.model], ["Workload", run.workload],
     ["Target", run.targets.join(", ")], ["Load", run.open_loop ? "open loop" : "closed loop"], ["SLO", run.slos.join(", ")],
-    ["Phase", now.phase], ["Stage", now.stage], ["Elapsed", clock(now.t_s ?? 0)],
+    ["Phase", going ? now.phase : "over"], ["Stage", now.stage], ["Elapsed", clock(now.t_s ?? 0)],
     ["Left", now.left_s === null || now.left_s === undefined ? null : clock(now.left_s)],
     ["Workers", stats.workers_connected], ["Telemetry", stats.telemetry_fault],
   ]));
+  byId("reasons").hidden = byId("tiles").hidden = !going;
   fill(byId("reasons"), (verdict ? verdict.reasons : []).map((reason) => element("li", reason.sentence, reason.severity)));
   const tiles = [
     ["offered/s", number(now.offered_rps)], ["achieved/s", number(now.achieved_rps)], ["in flight", number(totals.in_flight)],
@@ -125,7 +126,7 @@ function drawTables() {
   table(byId("gpus"), ["GPU", "Name", "Util.", "Memory GiB", "Power W", "°C"], stats.gpus.map((gpu) => [gpu.gpu, gpu.name ?? "–",
     percent(gpu.utilization), `${gib(gpu.memory_used_bytes)} / ${gib(gpu.memory_total_bytes)}`, number(gpu.power_w), number(gpu.temperature_c)]),
     "No GPU collector is heard (vllm-locust collect on the GPU host).");
-  table(byId("workers"), ["Worker", "State", "Sent", "In flight", "Failed", "TTFT p99 ms", "Schedule lag p99 ms", "Receive lag p99 ms", "CPU",
+  table(byId("workers"), ["Worker", "State", "Sent", "In flight", "Failed", "TTFT p99 ms", "Sched. lag p99 ms", "Recv. lag p99 ms", "CPU",
     "Loop lag ms", "GC ms", "RSS MiB", "Spooled"], stats.workers.map((one) => [one.worker_id, one.state, number(one.sent),
     number(one.in_flight), number(one.failed), ms(one.ttft_p99_s), ms(one.schedule_lag_p99_s), ms(one.receive_lag_p99_s),
     percent(one.cpu_fraction), ms(one.loop_lag_s), ms(one.gc_pause_s), one.rss_bytes === null ? "–" : (one.rss_bytes / 2 ** 20).toFixed(0),
@@ -165,7 +166,12 @@ const LOADS = [
   ["user_stages", "Stages of users (closed loop)", ["user_stages"]], ["shape", "Shape from a file", ["shape"]],
   ["trace", "Trace's own times (open loop)", []],
 ];
+const OPEN_LOADS = ["rate", "rate_stages", "trace"];
 const LABELS = { slo: "SLO", rate: "Rate (requests/s)", rate_stages: "Stages of rate", user_stages: "Stages of users", api: "API" };
+const HELP = {
+  rate: "requests per second, whatever becomes of them", workload: "", shape: "",
+  slo: "ttft<=2s per request (goodput), p99(e2e)<=10s per stage; several with commas between",
+};
 const label = (name) => LABELS[name] ?? name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
 function field(name, text, help, value, choices) {
@@ -188,7 +194,7 @@ function buildForm(known) {
   const given = Object.fromEntries(known.fields.map((one) => [one.name, one]));
   const kind = field("load_kind", "Load", "", "users", LOADS.map(([name]) => name));
   for (const option of kind.querySelectorAll("option")) option.textContent = LOADS.find(([name]) => name === option.value)[1];
-  const mine = (name) => field(name, label(name), given[name].help, given[name].value, given[name].choices);
+  const mine = (name) => field(name, label(name), HELP[name] ?? given[name].help, given[name].value, given[name].choices);
   fill(byId("load"), [
     kind, ...[...loadFields].map(mine),
     field("user_count", "Users, or slots of an open loop", "the most requests in flight", known.users),
@@ -206,7 +212,10 @@ function buildForm(known) {
   const show = () => {
     const names = LOADS.find(([name]) => name === select.value)[2];
     for (const name of loadFields) byId("form").elements[name].closest("label").hidden = !names.includes(name);
+    const users = byId("form").elements.user_count;
+    if (!users.dataset.edited) users.value = OPEN_LOADS.includes(select.value) ? Math.max(known.users, known.slots) : known.users;
   };
+  byId("form").elements.user_count.addEventListener("input", (event) => (event.target.dataset.edited = "yes"));
   select.addEventListener("change", show);
   show();
 }
