@@ -4,6 +4,7 @@ with what has come of it. Locust would say "success" whatever the form holds.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -12,6 +13,8 @@ from werkzeug.datastructures import ImmutableMultiDict
 
 from vllm_locust.errors import VllmLocustError
 from vllm_locust.run.flags import WEB_LISTS
+
+logger = logging.getLogger(__name__)
 
 OUTCOME_TIMEOUT_S: Final = 60.0
 """A run that takes longer to get ready is told of by the pages' own state."""
@@ -76,4 +79,6 @@ def _began(answer: Response) -> bool:
 
 def _refusal(*problems: str) -> Response:
     """In the shape of Locust's own, which its form shows."""
+    for problem in problems:
+        logger.warning("vllm-locust: the start form is refused: %s", problem)
     return jsonify({"success": False, "message": "\n".join(problems), "problems": problems})
