@@ -207,8 +207,8 @@ class LogHistogram:
         """
         part = LogHistogram.union((self,))
         counts = part._dense()
-        used, before = earlier._sparse()
-        counts[used] -= before
+        buckets, before = earlier._sparse()
+        counts[buckets] -= before
         part.zero, part.negative = self.zero - earlier.zero, self.negative - earlier.negative
         part.too_large, part.sum_ns = self.too_large - earlier.too_large, self.sum_ns - earlier.sum_ns
         part.min_ns = part.max_ns = None

@@ -18,7 +18,7 @@ class Chat(ChatUser):
         self.ask(self.next_prompt())
 
 
-class Operator(UserMixin):
+class Operator(UserMixin):  # type: ignore[misc]
     def get_id(self) -> str:
         return "operator"
 

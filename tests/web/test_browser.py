@@ -243,7 +243,8 @@ def test_what_locust_answers_reaches_no_other_site(tmp_path: Path) -> None:
         tried = """async web => {
           const read = await fetch(web + "/llm/stats.json").then(() => "read", () => "blocked");
           const body = new URLSearchParams({user_count: 4, spawn_rate: 4, rate: 5});
-          const sent = await fetch(web + "/swarm", {method: "POST", body, mode: "no-cors"}).then(() => "sent", () => "no");
+          const order = {method: "POST", body, mode: "no-cors"};
+          const sent = await fetch(web + "/swarm", order).then(() => "sent", () => "no");
           return [read, sent];
         }"""
         assert page.evaluate(tried, web) == ["blocked", "sent"]
