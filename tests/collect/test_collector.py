@@ -32,18 +32,21 @@ class Sink:
 class Counting:
     """A source that takes so much CPU and time for each tick."""
 
-    def __init__(self, time: FakeTime, cpu: FakeTime, *, cost_ns: int = 0, slow_cost_ns: int = 0) -> None:
+    def __init__(
+        self, time: FakeTime, cpu: FakeTime, *, cost_ns: int = 0, slow_cost_ns: int = 0, first_cost_ns: int = 0
+    ) -> None:
         self.ticks: list[tuple[int, bool]] = []
         self._time, self._cpu = time, cpu
         self._due = 0
-        self._cost_ns, self._slow_cost_ns = cost_ns, slow_cost_ns
+        self._cost_ns, self._slow_cost_ns, self._first_cost_ns = cost_ns, slow_cost_ns, first_cost_ns
 
     def tick(self, tick: Tick) -> None:
         slow = tick.number >= self._due
         if slow:
             self._due = tick.number + tick.per_second * tick.slow_every_s
         self.ticks.append((self._time.now_ns, slow))
-        cost_ns = self._slow_cost_ns if slow else self._cost_ns
+        cost_ns = (self._slow_cost_ns if slow else self._cost_ns) + self._first_cost_ns
+        self._first_cost_ns = 0
         self._time.now_ns += cost_ns
         self._cpu.now_ns += cost_ns
 
@@ -125,6 +128,14 @@ def test_a_collector_over_its_budget_reads_slow_fields_less_often() -> None:
     ]
     slow = [at for at, slow in source.ticks if slow]
     assert {later - earlier for earlier, later in pairwise(slow)} == {SECOND, 2 * SECOND}
+
+
+def test_what_opening_a_driver_costs_is_not_held_against_it() -> None:
+    time, cpu = FakeTime(), FakeTime(0)
+    said: list[str] = []
+    source = Counting(time, cpu, cost_ns=1 * MS, slow_cost_ns=20 * MS, first_cost_ns=900 * MS)
+    collector([source], Sink(), time, cpu, 60, said=said).run()
+    assert said == []
 
 
 def test_every_row_of_a_gpu_leaves_once_a_second_with_known_columns() -> None:

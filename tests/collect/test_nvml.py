@@ -72,7 +72,7 @@ def test_a_row_is_what_the_driver_answered_in_our_units() -> None:
         "ecc_errors": 0,
         "xid": None,
     }
-    assert set(second) == {column.name for column in COLUMNS[TelemetryKind.GPU]}
+    assert set(second) == {column.name for column in COLUMNS[TelemetryKind.GPU]} - {"energy_j"}
     # GPM is about the time between two samples: the second row is the first that has it.
     assert {name: second[name] for name in second if name not in first} == pytest.approx(
         {
@@ -383,3 +383,14 @@ def test_a_binding_that_lacks_a_call_costs_only_its_field(monkeypatch: pytest.Mo
     assert "encoder_utilization" not in row
     assert row["decoder_utilization"] == 0.0
     assert bench.said == ["GPU 0 (GPU-b6ac): no encoder_utilization: AttributeError: nvmlDeviceGetEncoderUtilization"]
+
+
+def test_the_counter_of_energy_is_read_every_ten_seconds() -> None:
+    """It costs 5 ms on an H200; between its readings the power tells the same."""
+    bench = Bench(FakeDevice())
+    for number in range(301):
+        bench.source.tick(Tick(number, 10, 2))
+        bench.time.now_ns += SECOND_NS // 10
+    rows = list(bench.source.take(last=True)[TelemetryKind.GPU])
+    assert [number for number, row in enumerate(rows) if "energy_j" in row] == [0, 100, 200, 300]
+    assert all("power_w" in row for row in rows)

@@ -1,9 +1,10 @@
-"""The collector on a real GPU: ``python -m tests.live.gpu_collector SECONDS OUT [--dry]``.
+"""The collector on a real GPU: ``python -m tests.live.gpu_collector SECONDS OUT [--costs] [--dry]``.
 
 Samples so many seconds of each phase, idle and under real loads, then a load run beside the same phases with its
 report, then what it all costs. Each result is printed and lies in the directory OUT as soon as it is there: rows of
 each phase as ``phase_NAME.jsonl.gz``, the run's report and tables in ``run/``, ``costs.json``, ``progress.log``. What
-does not fit into ``LIMIT_S`` is left out, and said. ``--dry`` takes the fake driver and no torch.
+does not fit into ``LIMIT_S`` is left out, and said. ``--costs`` is only the last part, on idle GPUs and without torch;
+``--dry`` takes the fake driver and no torch.
 """
 
 from __future__ import annotations
@@ -115,25 +116,30 @@ def _run(diary: Diary, collected: Collected, load: GpuLoad, seconds: float) -> N
     diary.say(f"of the report, which is in {kept}:{report[report.index(chr(10) + 'GPU ') :][:2400]}")
 
 
-def _reading_costs(diary: Diary, load: GpuLoad, *, dry: bool) -> None:
+def _reading_costs(diary: Diary, load: GpuLoad | None, *, dry: bool) -> None:
     found: dict[str, list[Cost]] = {}
-    for kind in ("idle", "matmul"):
-        if kind != "idle":
+    for kind in _cost_kinds(load):
+        if load is not None and kind != "idle":
             load.start(kind, 20.0)
         found[kind] = reading_costs(FakeNvml(FakeDevice()) if dry else open_nvml())
         diary.write_json("costs.json", found)
         diary.say(f"cost of each reading, {kind}: CPU µs, wall µs")
         for name, cpu_us, wall_us in found[kind]:
             diary.say(f"    {name:<22}{cpu_us:>10.1f}{wall_us:>10.1f}")
-    load.await_end("matmul", 60.0)
+    if load is not None:
+        load.await_end("matmul", 60.0)
 
 
-def _eight(diary: Diary, load: GpuLoad, seconds: float, *, dry: bool) -> None:
+def _cost_kinds(load: GpuLoad | None) -> tuple[str, ...]:
+    return ("idle",) if load is None else ("idle", "matmul")
+
+
+def _eight(diary: Diary, load: GpuLoad | None, seconds: float, *, dry: bool) -> None:
     eight = [f"GPU-{place}" for place in range(8)]
     module = ("tests.collect.fake_collector", *eight) if dry else ("tests.live.gpu_costs",)
     found = {}
     with collector(*module) as collected:
-        for kind in ("idle", "matmul"):
+        for kind in _cost_kinds(load):
             phase = spend(collected, load, kind, seconds)
             own = [row["collector_cpu_fraction"] for row in phase.host if row["collector_cpu_fraction"] is not None]
             found[kind] = {"cpu_fraction": own, "missed_ticks": sum(row["missed_ticks"] for row in phase.host)}
@@ -142,8 +148,8 @@ def _eight(diary: Diary, load: GpuLoad, seconds: float, *, dry: bool) -> None:
         diary.say(f"the collector of eight said:\n{collected.end()}")
 
 
-def _facts(diary: Diary, load: GpuLoad, *, dry: bool) -> None:
-    facts: dict[str, Any] = {"load": load.what, "python": platform.python_version(), "cores": os.cpu_count()}
+def _facts(diary: Diary, load: str, *, dry: bool) -> None:
+    facts: dict[str, Any] = {"load": load, "python": platform.python_version(), "cores": os.cpu_count()}
     if not dry:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -158,7 +164,7 @@ def measure_all(seconds: float, out: Path, *, dry: bool) -> None:
     diary.say("torch is loaded; this may take minutes" if not dry else "a dry run")
     load = GpuLoad(dry=dry)
     try:
-        _facts(diary, load, dry=dry)
+        _facts(diary, load.what, dry=dry)
         with collector(*(("tests.collect.fake_collector", "GPU-1") if dry else ())) as collected:
             _phases(diary, collected, load, seconds)
             diary.attempt(
@@ -168,17 +174,26 @@ def measure_all(seconds: float, out: Path, *, dry: bool) -> None:
         (out / "collector_said.txt").write_text(said, encoding="utf-8")
         diary.say(f"the collector said:\n{said}")
         diary.attempt("cost of each reading", 35.0, lambda: _reading_costs(diary, load, dry=dry))
-        diary.attempt("eight GPUs", 30.0, lambda: _eight(diary, load, min(10.0, seconds), dry=dry))
+        diary.attempt("eight GPUs", 2 * seconds + 10, lambda: _eight(diary, load, seconds, dry=dry))
     finally:
         load.stop()
         diary.say("end")
 
 
+def measure_costs(seconds: float, out: Path, *, dry: bool) -> None:
+    """On idle GPUs, without torch."""
+    diary = Diary(out)
+    _facts(diary, "none", dry=dry)
+    diary.attempt("cost of each reading", 15.0, lambda: _reading_costs(diary, None, dry=dry))
+    diary.attempt("eight GPUs", seconds + 10, lambda: _eight(diary, None, seconds, dry=dry))
+
+
 def main() -> None:
-    words = [word for word in sys.argv[1:] if word != "--dry"]
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
     if len(words) != 2:
         raise SystemExit(__doc__)
-    measure_all(float(words[0]), Path(words[1]).resolve(), dry="--dry" in sys.argv[1:])
+    measure = measure_costs if "--costs" in sys.argv[1:] else measure_all
+    measure(float(words[0]), Path(words[1]).resolve(), dry="--dry" in sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def reading_costs(nvml: Any) -> list[Cost]:
     device = source.devices[0]
     others = [("utilization_samples", device.utilization_samples), ("processes", device.processes)]
     costs = []
-    for name, call in [*device.fast, *device.slow, *others]:
+    for name, call in [*device.fast, *device.slow, *device.rare, *others]:
         call()
         cpu_ns = wall_ns = 0
         for _ in range(REPEATS):

@@ -184,14 +184,14 @@ def collector(*module: str) -> Iterator[Collected]:
         valkey.stop()
 
 
-def spend(collected: Collected, load: GpuLoad, kind: str, seconds: float) -> Phase:
+def spend(collected: Collected, load: GpuLoad | None, kind: str, seconds: float) -> Phase:
     """So long under one load; ``idle`` is none."""
-    if kind != "idle":
+    if load is not None and kind != "idle":
         load.start(kind, seconds + 1.0)
         clock.sleep(0.5)
     start_ns = clock.unix_ns()
     clock.sleep(seconds)
     phase = Phase(kind, start_ns, clock.unix_ns())
-    if kind != "idle":
+    if load is not None and kind != "idle":
         load.await_end(kind, seconds + 30)
     return collected.fill(phase)

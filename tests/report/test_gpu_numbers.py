@@ -106,6 +106,19 @@ def test_energy_without_a_counter_that_can_be_trusted(counter: dict[float, float
     assert numbers(metrics(*rows), 0, 10)["energy_j"] == pytest.approx(expected)
 
 
+def test_between_two_readings_of_the_counter_the_energy_is_where_the_power_was() -> None:
+    """Read every 10 s; 600 W from 4 s to 16 s, else 100 W. Its last reading lies before the stage's end."""
+    watts = {t: 600.0 if 4 <= t < 16 else 100.0 for t in tenths(-1, 21)}
+    joules: dict[float, float] = {-1: 0.0, 9: 100 * 5 + 600 * 5.0, 19: 100 * 5 + 600 * 12 + 100 * 3.0}
+    rows = [row(t, power_w=watts[t], energy_j=joules.get(t)) for t in tenths(-1, 21)]
+    told = {edges: numbers(metrics(*rows), *edges)["energy_j"] for edges in ((0, 4), (4, 16), (16, 20), (5, 8))}
+    assert told == pytest.approx({(0, 4): 400, (4, 16): 7200, (16, 20): 400, (5, 8): 1800}, rel=0.02, abs=60)
+    # A counter that says twice as much is believed, where it was read.
+    doubled = [one | {"energy_j": None if one["energy_j"] is None else 2 * joules[t]}
+               for one, t in zip(rows, tenths(-1, 21), strict=True)]  # fmt: skip
+    assert numbers(metrics(*doubled), 5, 8)["energy_j"] == pytest.approx(3600, rel=0.02)
+
+
 def test_energy_of_a_stage_that_was_hardly_watched_is_not_known() -> None:
     rows = [row(t, power_w=200.0) for t in tenths(0, 5)]
     assert numbers(metrics(*rows), 0, 10)["energy_j"] is None

@@ -44,6 +44,8 @@ class _Budget:
 
     slow_every_s: int = 1
     fractions: list[float] = field(default_factory=list)
+    settled: bool = False
+    """Opening what a driver offers may cost half a second of a core, once."""
 
     def spent(self, cpu_fraction: float) -> bool:
         """True where the slow fields are to be read half as often from now on."""
@@ -52,6 +54,9 @@ class _Budget:
             return False
         mean = sum(self.fractions) / len(self.fractions)
         self.fractions.clear()
+        if not self.settled:
+            self.settled = True
+            return False
         if mean <= CPU_BUDGET or self.slow_every_s >= _SLOWEST_S:
             return False
         self.slow_every_s *= 2

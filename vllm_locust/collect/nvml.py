@@ -19,6 +19,7 @@ from vllm_locust.errors import UsageError
 from vllm_locust.telemetry import Row, TelemetryKind
 
 _LOOK_AGAIN_NS: Final = 10_000_000_000
+_RARE_EVERY_S: Final = 10
 
 
 class _Watched:
@@ -92,9 +93,11 @@ class NvmlSource:
             self._watched = [_Watched(device, place % tick.per_second) for place, device in enumerate(self.devices)]
         for watched in self._watched:
             is_due = watched.is_due(tick)
-            slow = is_due and (watched.turns - 1) % tick.slow_every_s == 0
+            slow, rare = (
+                is_due and (watched.turns - 1) % every_s == 0 for every_s in (tick.slow_every_s, _RARE_EVERY_S)
+            )
             try:
-                self._read(watched, slow=slow)
+                self._read(watched, slow=slow, rare=rare)
             except GpuLost as exc:
                 if watched.look_again_ns is None:
                     self._remarks.always(f"{watched.device.label} is lost: {exc}; the others go on")
@@ -108,7 +111,7 @@ class NvmlSource:
             self._complete += watched.rows
             watched.rows = []
 
-    def _read(self, watched: _Watched, *, slow: bool) -> None:
+    def _read(self, watched: _Watched, *, slow: bool, rare: bool) -> None:
         device = watched.device
         if watched.look_again_ns is not None:
             if self._monotonic_ns() < watched.look_again_ns:
@@ -117,7 +120,7 @@ class NvmlSource:
             watched.look_again_ns = None
             self._remarks.always(f"{device.label} is back")
         row = {"time_unix_ns": self._axis.unix_ns(), "host": self._host} | device.identify()
-        watched.rows.append(row | device.read(slow=slow))
+        watched.rows.append(row | device.read(slow=slow, rare=rare))
         if slow:
             when = {"time_unix_ns": row["time_unix_ns"], "host": self._host}
             self._processes += [when | dict(process) for process in device.processes()]

@@ -13,14 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from vllm_locust.report.columns import Floats, Source
+from vllm_locust.report.gpu_energy import energy_j
 from vllm_locust.report.gpu_series import FRACTIONS, GpuKey, GpuSeries, read_gpu_series, silent_share
 from vllm_locust.report.run_facts import Interval
 from vllm_locust.statistics import percentile
 
 _PERCENTILES: Final = {"p50": Fraction(1, 2), "p95": Fraction(19, 20)}
 _BUSY, _LOW = 0.95, 0.70
-_COVERED: Final = 0.9
-"""Energy of a stage is told where this share of it at least was watched."""
 _TRAFFIC: Final = tuple(f"{bus}_{way}_bytes_per_s" for bus in ("pcie", "nvlink") for way in ("tx", "rx"))
 _BALANCED: Final = ("utilization", "sm_activity", "memory_used_max_bytes", "power_w")
 
@@ -82,7 +81,7 @@ class GpuMetrics:
             "memory_used_max_bytes": int(used.max()) if len(used) else None,
             "memory_total_bytes": int(total[-1]) if len(total) else None,
             "power_w": _block(series.known("power_w", *span)[1]),
-            "energy_j": _energy_j(series, span),
+            "energy_j": energy_j(series, span),
             "temperature_max_c": float(temperature.max()) if len(temperature) else None,
             "sm_clock_mhz": _block(series.known("sm_clock_mhz", *span)[1]),
             "throttled_fraction": self._throttled(series, span),
@@ -157,26 +156,3 @@ def _spread(gpus: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def _sum_if_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _energy_j(series: GpuSeries, span: Span) -> float | None:
-    """By the GPU's own counter, read on both sides of the stage's edges; else from its power."""
-    length_ns = span[1] - span[0]
-    if length_ns <= 0:
-        return None
-    times, counts = series.known("energy_j", int(series.times_unix_ns[0]), int(series.times_unix_ns[-1]) + 1)
-    if len(counts) > 1:
-        # A reading far outside would be as good, but for a counter that went back there.
-        first, last = np.searchsorted(times, span)
-        near = slice(max(0, int(first) - 1), int(last) + 1)
-        times, counts = times[near], counts[near]
-    if len(counts) > 1 and (np.diff(counts) >= 0).all():
-        covered_ns = min(span[1], int(times[-1])) - max(span[0], int(times[0]))
-        if covered_ns >= _COVERED * length_ns:
-            since_ns = (times - span[0]).astype(np.float64)
-            at_start, at_end = np.interp((0.0, float(length_ns)), since_ns, counts)
-            return float(at_end - at_start) * length_ns / covered_ns
-    times, power_w = series.known("power_w", *span)
-    if len(power_w) > 1 and times[-1] - times[0] >= _COVERED * length_ns:
-        return float(power_w.mean()) * length_ns / 1e9
-    return None

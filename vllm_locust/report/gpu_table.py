@@ -49,6 +49,8 @@ def _unit(value: float | None, unit: str) -> str:
     return figures.UNKNOWN if value is None else f"{figures.rate(value)} {unit}"
 
 
+_LOOKS_BUSY: Final = 0.90
+
 GPU_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
     ("GPUs", _row(lambda gpu: figures.count(len(gpu["gpus"])))),
     ("some kernel ran", _share("utilization")),
@@ -70,8 +72,24 @@ GPU_ROWS: Final[tuple[tuple[str, Callable[[Json], str]], ...]] = (
 def gpu_remarks(stages: Sequence[Json]) -> Iterator[str]:
     for stage in stages:
         name = f"stage {stage['name']}" if len(stages) > 1 else "the window"
+        if (hidden := _hidden(stage["gpu"])) is not None:
+            yield f"{name}: {hidden}"
         for gpu in (stage["gpu"] or {"gpus": ()})["gpus"]:
             yield from (f"{name}: GPU {gpu['gpu_index']} of {gpu['host']} {fault}" for fault in _faults(gpu))
+
+
+def _hidden(gpu: Json | None) -> str | None:
+    """What a high utilization hides: that the tensor cores rested."""
+    if gpu is None or (gpu["mean"]["utilization"] or 0.0) < _LOOKS_BUSY:
+        return None
+    tensor, dram = gpu["mean"]["tensor_activity"], gpu["mean"]["dram_activity"]
+    if tensor is None or dram is None or tensor >= THRESHOLDS.tensor_activity:
+        return None
+    return (
+        f"the GPUs look busy, as some kernel ran for {figures.share(gpu['mean']['utilization'])} of the time; the "
+        f"tensor cores worked for {figures.share(tensor)} of it, and {figures.share(dram)} of the memory's bandwidth "
+        "was used"
+    )
 
 
 def _faults(gpu: Json) -> Iterator[str]:

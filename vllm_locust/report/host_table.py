@@ -34,8 +34,8 @@ def _of(name: str, show: Callable[[Json], str]) -> Callable[[Json], str]:
     return shown
 
 
-def _shares(block: Json | None) -> str:
-    return figures.UNKNOWN if block is None else f"{figures.share(block['mean'])} ({figures.share(block['max'])})"
+def _share(block: Json | None, which: str) -> str:
+    return figures.UNKNOWN if block is None else figures.share(block[which])
 
 
 def _memory(host: Json) -> str:
@@ -48,9 +48,10 @@ def _traffic(block: Json | None) -> str:
 
 
 _FIGURES: Rows = (
-    ("CPU, mean (max)", lambda host: _shares(host["cpu_fraction"])),
+    ("CPU, mean", lambda host: _share(host["cpu_fraction"], "mean")),
+    ("CPU, most in a second", lambda host: _share(host["cpu_fraction"], "max")),
     ("memory, most", _memory),
     ("network out", lambda host: _traffic(host["network_tx_bytes_per_s"])),
     ("network in", lambda host: _traffic(host["network_rx_bytes_per_s"])),
-    ("collector, of a core", lambda host: _shares(host["collector_cpu_fraction"])),
+    ("collector, of a core", lambda host: _share(host["collector_cpu_fraction"], "mean")),
 )
