@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_locust import __version__
-from vllm_locust.errors import VllmLocustError
+from vllm_locust.errors import UsageError, VllmLocustError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_dir", type=Path, help="the run directory")
     report.set_defaults(run=_report)
 
+    _add_compare(commands)
+
     path = commands.add_parser("path", help="print where a shipped locustfile, workload, load shape or ACL lies")
     path.add_argument("name", help="for example chat.py, sharegpt.yaml or redis.acl")
     path.set_defaults(run=_path)
@@ -124,6 +126,23 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.set_defaults(run=_doctor)
 
 
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = commands.add_parser("compare", help="hold runs against a base; exit 3 on a regression; scaling curves")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="BASE NEW…: run directories; repeats as DIR,DIR,…")
+    compare.add_argument(
+        "--fail-if", action="append", default=[], metavar="LIMIT", help="such as 'p99(ttft) +5%%'; repeatable"
+    )
+    compare.add_argument(
+        "--expect-different", default="", metavar="NAMES", help="settings that may differ, by commas: what is compared"
+    )
+    compare.add_argument("--allow-invalid", action="store_true", help="take runs whose measurement is invalid")
+    compare.add_argument("--scaling", metavar="TAG", help="speed-up and efficiency over runs with --tag TAG=1, 2, …")
+    compare.add_argument("--markdown", metavar="FILE", help="write a page for a pull request; - prints it")
+    compare.add_argument("--junit", metavar="FILE", help="write the limits as JUnit XML")
+    compare.add_argument("--json", metavar="FILE", help="write everything as JSON")
+    compare.set_defaults(run=_compare)
+
+
 def _demo(options: argparse.Namespace) -> int:
     from vllm_locust.run.demo import run_demo
 
@@ -174,6 +193,25 @@ def _report(options: argparse.Namespace) -> int:
     merged = report_run(RunDirectory(options.run_dir))
     print(merged.text)
     return merged.exit_code
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from vllm_locust.run.compare import CompareOrder, Outputs, compare_runs, scaling
+
+    outputs = Outputs(options.markdown, options.junit, options.json)
+    if options.scaling is not None:
+        if options.fail_if or options.junit:
+            raise UsageError("--scaling: a curve has no limits; leave out --fail-if and --junit")
+        return scaling(options.runs, options.scaling, allow_invalid=options.allow_invalid, outputs=outputs)
+    base, *news = options.runs
+    order = CompareOrder.parse(
+        base,
+        news,
+        fail_if=options.fail_if,
+        expect_different=options.expect_different,
+        allow_invalid=options.allow_invalid,
+    )
+    return compare_runs(order, outputs)
 
 
 def _flags(_: argparse.Namespace) -> int:

@@ -28,12 +28,12 @@ def batch_size(n: int) -> int:
     return max(1, min(n // 8, round(math.pow(n, 2 / 3))))
 
 
-def long_run_variance(sequence: npt.NDArray[np.float64]) -> float:
-    """n times the variance of the sequence's mean, with its autocorrelation, by overlapping batch means."""
+def long_run_variance(sequence: npt.NDArray[np.float64], size: int | None = None) -> float:
+    """n times the variance of the sequence's mean, with its autocorrelation, by overlapping batch means of ``size``."""
     n = len(sequence)
     if n < 2:
         return 0.0
-    size = batch_size(n)
+    size = batch_size(n) if size is None else size
     sums = np.concatenate(([0.0], np.cumsum(sequence - np.mean(sequence))))
     batch_means = (sums[size:] - sums[:-size]) / size
     return float(n * size * np.sum(batch_means**2) / ((n - size + 1) * (n - size)))

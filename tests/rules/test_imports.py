@@ -41,6 +41,7 @@ PURE = {
     "arrival",
     "capacity",
     "checkup",
+    "comparison",
     "completion",
     "confidence",
     "core_time",

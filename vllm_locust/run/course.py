@@ -81,6 +81,8 @@ class Course(ABC):
         self._view = view
         self._search = search
         self._users_seen = False
+        self._users: int | None = None
+        """Of a closed loop, when the window began."""
         self._window_start_ns: int | None = None
         self._window_end_ns: int | None = None
         self._planned_end_ns: int | None = None
@@ -167,6 +169,7 @@ class Course(ABC):
             "schedule": None,
             "shares": None,
             "slots": None,
+            "users": self._users,
         }
 
     def show(self) -> None:
@@ -184,6 +187,7 @@ class Course(ABC):
 
     def _begin_window(self, start_unix_ns: int) -> None:
         self._window_start_ns = start_unix_ns
+        self._users = self._view.messenger.users_wanted
         self._view.publish({WINDOW_START: str(start_unix_ns)})
 
     def _publish_stages(self) -> None:

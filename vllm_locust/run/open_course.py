@@ -282,6 +282,7 @@ class OpenCourse(Course):
             "schedule": self._schedule_json() if begun else None,
             "shares": self._shares.to_json(),
             "slots": self._slots,
+            "users": None,
         }
 
     def _schedule_json(self) -> dict[str, Any]:

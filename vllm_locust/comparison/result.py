@@ -1,0 +1,123 @@
+"""Everything that is found when runs of one setting are held against runs of another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm_locust.comparison.difference import ALPHA, Difference, can_pair, compare, holm
+from vllm_locust.comparison.limit import Limit
+from vllm_locust.comparison.quantity import TABLE, Quantity
+from vllm_locust.comparison.series import StageSeries
+
+StageKey = tuple[str, int]
+"""A stage's name, which is its load, and the how manieth of that name it is."""
+
+BETTER: Final = "better"
+WORSE: Final = "worse"
+NO_EVIDENCE: Final = "no evidence"
+TOO_FEW: Final = "too few"
+
+PASSED: Final = "passed"
+FAILED: Final = "failed"
+UNDECIDED: Final = "undecided"
+
+
+def stage_keys(names: Sequence[str]) -> list[StageKey]:
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        seen[name] += 1
+        keys.append((name, seen[name]))
+    return keys
+
+
+def stage_text(key: StageKey) -> str:
+    return key[0] if key[1] == 1 else f"{key[0]} (no. {key[1]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One ``--fail-if`` in one stage."""
+
+    limit: Limit
+    stage: StageKey
+    difference: Difference
+    status: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "fail_if": self.limit.text,
+            "stage": stage_text(self.stage),
+            "status": self.status,
+            **self.difference.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    paired: bool
+    """Each request is compared with the one of the same arrival."""
+    differences: Mapping[StageKey, Sequence[Difference]]
+    marked: set[tuple[StageKey, Quantity]]
+    """Those that differ, with at most 5 % chance that any one of them does so by chance (Holm)."""
+    gates: Sequence[Gate]
+    missing: Sequence[tuple[Limit, StageKey]]
+    """Limits on what a stage does not have."""
+
+    def mark(self, stage: StageKey, difference: Difference) -> str:
+        if difference.p_worse is None:
+            return TOO_FEW
+        if (stage, difference.quantity) not in self.marked:
+            return NO_EVIDENCE
+        return WORSE if difference.p_worse < 0.5 else BETTER
+
+    def stages_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": stage_text(stage),
+                "differences": [one.as_json() | {"mark": self.mark(stage, one)} for one in differences],
+            }
+            for stage, differences in self.differences.items()
+        ]
+
+
+Runs = Sequence[Mapping[StageKey, StageSeries]]
+
+
+def hold_against(base: Runs, new: Runs, limits: Sequence[Limit], *, same_schedule: bool) -> Result:
+    """The stages that all runs have are compared. ``same_schedule``: the same arrivals were planned in both."""
+    shared = [key for key in base[0] if all(key in run for run in (*base, *new))]
+    sides = {key: ([run[key] for run in base], [run[key] for run in new]) for key in shared}
+    paired = bool(sides) and same_schedule and all(can_pair(*side) for side in sides.values())
+    differences = {
+        key: [one for quantity in TABLE if (one := compare(quantity, *side, paired=paired)) is not None]
+        for key, side in sides.items()
+    }
+    p_values = {
+        (key, one.quantity): one.p_two_sided
+        for key, found in differences.items()
+        for one in found
+        if one.p_two_sided is not None
+    }
+    gates: list[Gate] = []
+    missing: list[tuple[Limit, StageKey]] = []
+    for limit in limits:
+        found = {key: compare(limit.quantity, *side, paired=paired) for key, side in sides.items()}
+        missing += [(limit, key) for key, one in found.items() if one is None]
+        gates += judge(limit, {key: one for key, one in found.items() if one is not None})
+    return Result(paired, differences, holm(p_values), gates, missing)
+
+
+def judge(limit: Limit, found: Mapping[StageKey, Difference]) -> list[Gate]:
+    """With all its stages, a limit is one test at 5 %."""
+    evident = holm({key: one.p_worse for key, one in found.items() if one.p_worse is not None}, ALPHA)
+    return [Gate(limit, key, one, _status(limit, one, key in evident)) for key, one in found.items()]
+
+
+def _status(limit: Limit, difference: Difference, evident: bool) -> str:
+    if difference.p_worse is None:
+        return UNDECIDED
+    return FAILED if evident and limit.is_beyond(difference) else PASSED

@@ -1,0 +1,141 @@
+"""The sequences of one run that a comparison looks at, from ``requests.parquet``.
+
+Durations in seconds. A failed request is slower than everything: in a percentile it is infinite, and among the gaps it
+stands for as many as an ok request has on average. Means are of ok requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from vllm_locust.comparison.quantity import DISTRIBUTIONS, POOLED
+from vllm_locust.comparison.series import Samples, StageSeries, Totals
+from vllm_locust.phases import Phase
+from vllm_locust.report.arrivals import ArrivalCounts
+from vllm_locust.report.columns import Flags, Floats, Gaps, Ints, RequestColumns, Source, read_batches
+from vllm_locust.report.run_facts import Interval, RunFacts
+from vllm_locust.slo import Slo, SloKind, judge_requests
+
+PIECES: Final = 1000
+"""Of equal length, of each stage: what a rate is the mean over."""
+_PER_REQUEST: Final = tuple(name for name in DISTRIBUTIONS if name not in POOLED)
+
+
+class _Gathered:
+    """The window's requests of one stage, in the order of the file."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self._columns: dict[str, list[Any]] = {}
+        self._gaps: dict[str, list[tuple[Ints, Floats, Floats]]] = {name: [] for name in POOLED}
+
+    def add(self, columns: RequestColumns, mine: Flags, slos: tuple[Slo, ...]) -> None:
+        if not mine.any():
+            return
+        good, decided = judge_requests(slos, columns.ok, columns.slo_values_ns())
+        found: dict[str, Any] = {name: columns.metric_ns(name) for name in _PER_REQUEST}
+        sent = columns.ints("sent_unix_ns")
+        scheduled = columns.known("scheduled_unix_ns")
+        found |= {"ok": columns.ok, "streamed": columns.flags("streamed"), "good": good, "decided": decided}
+        found |= {"sent": sent, "due": np.where(scheduled, columns.ints("scheduled_unix_ns"), sent)}
+        found["arrival"] = columns.ints("arrival", missing=-1) if columns.has("arrival") else np.full(columns.rows, -1)
+        for name, column in found.items():
+            self._columns.setdefault(name, []).append(column[mine])
+        place = self.requests + np.cumsum(mine) - 1
+        for name, gaps in (
+            ("itl", columns.itl_gaps(mine & columns.ok)),
+            ("chunk_gap", columns.chunk_gaps(mine & columns.ok)),
+        ):
+            self._gaps[name].append(_gaps(gaps, place))
+        self.requests += int(mine.sum())
+
+    def series(
+        self, interval: Interval, completed: Floats, output_tokens: Floats, slos: tuple[Slo, ...]
+    ) -> StageSeries:
+        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._columns.items()}
+        arrivals = columns["arrival"]
+        scheduled = bool((arrivals >= 0).all())
+        order = np.argsort(arrivals if scheduled else columns["sent"], kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+        samples = {name: one for name in _PER_REQUEST if (one := _per_request(name, columns)) is not None}
+        for name in POOLED:
+            if (pooled := self._pooled(name, order, columns)) is not None:
+                samples[name] = pooled
+        length_s = np.full(PIECES, interval.length_s / PIECES)
+        rates = {"requests_per_s": Totals(completed, length_s), "output_tokens_per_s": Totals(output_tokens, length_s)}
+        shares = {"failed_fraction": Totals((~columns["ok"]).astype(np.float64), np.ones(self.requests))}
+        if any(slo.kind is SloKind.REQUEST for slo in slos):
+            good = columns["good"].astype(np.float64)
+            shares["good_fraction"] = Totals(good, columns["decided"].astype(np.float64))
+            rates["goodput_rps"] = Totals(_in_pieces(columns["due"], good, interval), length_s)
+        return StageSeries(samples, rates | shares, columns["arrival"] if scheduled else None, frozenset(rates))
+
+    def _pooled(self, name: str, order: Ints, columns: Mapping[str, Any]) -> Samples | None:
+        parts = self._gaps[name]
+        owners, values, weights = (np.concatenate([part[place] for part in parts]) for place in range(3))
+        if not len(values):
+            return None
+        position = np.empty(len(order), dtype=np.int64)
+        position[order] = np.arange(len(order))
+        owners = position[owners]
+        failed = np.flatnonzero(~columns["ok"] & columns["streamed"])
+        share = round(float(weights.sum()) / len(np.unique(owners)))
+        return Samples(
+            np.concatenate([values, np.full(len(failed), np.inf)]),
+            np.concatenate([owners, failed]),
+            len(order),
+            np.concatenate([weights, np.full(len(failed), float(max(1, share)))]),
+        )
+
+
+def _gaps(gaps: Gaps, place: Ints) -> tuple[Ints, Floats, Floats]:
+    """Owner, seconds per token (or per gap) and tokens of each."""
+    tokens = np.ones(len(gaps.gap_ns)) if gaps.tokens is None else gaps.tokens.astype(np.float64)
+    return place[gaps.request], gaps.gap_ns / tokens / 1e9, tokens
+
+
+def _per_request(name: str, columns: Mapping[str, Any]) -> Samples | None:
+    ok, values = columns["ok"], columns[name] / 1e9
+    if not (ok & ~np.isnan(values)).any():
+        return None
+    applies = np.ones(len(ok), dtype=np.bool_) if name == "e2e" else columns["streamed"]
+    return Samples.one_each(np.where(ok, values, np.where(applies, np.inf, np.nan)))
+
+
+def _in_pieces(due: Ints, good: Floats, interval: Interval) -> Floats:
+    length_ns = interval.end_unix_ns - interval.start_unix_ns
+    piece = np.minimum((due - interval.start_unix_ns) * PIECES // length_ns, PIECES - 1)
+    return np.bincount(piece, weights=good, minlength=PIECES).astype(np.float64)
+
+
+def _pieces(interval: Interval) -> list[Interval]:
+    start, length = interval.start_unix_ns, interval.end_unix_ns - interval.start_unix_ns
+    edges = [start + length * k // PIECES for k in range(PIECES + 1)]
+    return [Interval(start_unix_ns=a, end_unix_ns=b) for a, b in pairwise(edges)]
+
+
+def read_stage_series(run: Mapping[str, Any], requests: Source) -> dict[int, StageSeries]:
+    """By the number of the stage; a stage without requests is missing. ``run`` is ``run.json``."""
+    facts = RunFacts.from_run(run)
+    intervals = {stage.index: stage.interval for stage in facts.stages if stage.interval is not None}
+    counts = ArrivalCounts([piece for interval in intervals.values() for piece in _pieces(interval)])
+    gathered = {index: _Gathered() for index in intervals}
+    for batch in read_batches(requests):
+        columns = RequestColumns(batch)
+        counts.add(columns)
+        in_window = columns.is_equal("phase", Phase.WINDOW) & columns.known("stage")
+        stage = columns.ints("stage", missing=-1)
+        for index, one in gathered.items():
+            one.add(columns, in_window & (stage == index), facts.slos)
+    found = {}
+    for position, (index, interval) in enumerate(intervals.items()):
+        pieces = slice(position * PIECES, (position + 1) * PIECES)
+        if gathered[index].requests:
+            found[index] = gathered[index].series(
+                interval, counts.completed[pieces], counts.output_tokens[pieces], facts.slos
+            )
+    return found
