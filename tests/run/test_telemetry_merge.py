@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.store.servers import Server
+from vllm_locust.run.server_axes import ServerAxes
 from vllm_locust.run.telemetry_merge import MARGIN_NS, merge_telemetry
 from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.redis_url import redis_options
@@ -77,7 +78,7 @@ def test_rows_are_moved_to_the_common_clock_and_cut_to_the_window(streams: Strea
     streams.add("slow", 1, TelemetryKind.HOST, host(-20, -16, -14, 0), offset(0, 10))
     streams.add("slow", 2, TelemetryKind.HOST, host(20, 40, 54, 56), offset(40, 11))
     streams.take()
-    described = merge_telemetry({"run_id": "r", "window": WINDOW}, directory)
+    described = merge_telemetry({"run_id": "r", "window": WINDOW}, directory, ServerAxes({}))
     assert seconds(directory.telemetry_parquet(TelemetryKind.HOST)) == [-4, 10, 30.5, 51]
     assert MARGIN_NS == 5 * SECOND
     assert described == {
@@ -108,7 +109,7 @@ def test_sources_are_told_apart_and_rows_are_in_order(streams: Streams, director
     streams.add("a", 7, TelemetryKind.GPU, gpu("GPU-1", 1, 3), offset(0, 0))
     streams.add("c", 1, TelemetryKind.GPU, gpu("GPU-3", -100), offset(0, 0))
     streams.take()
-    told = merge_telemetry({"run_id": "r", "window": WINDOW}, directory)["telemetry"]
+    told = merge_telemetry({"run_id": "r", "window": WINDOW}, directory, ServerAxes({}))["telemetry"]
     table = pq.read_table(directory.telemetry_parquet(TelemetryKind.GPU)).to_pylist()
     assert [((row["time_unix_ns"] - BASE) // SECOND, row["gpu_uuid"]) for row in table] == [
         (1, "GPU-1"),
@@ -122,7 +123,7 @@ def test_sources_are_told_apart_and_rows_are_in_order(streams: Streams, director
     first = {one["gpu_uuid"]: (one["first_unix_ns"] - BASE) / SECOND for one in told["gpus"]}
     assert first == {"GPU-1": 1, "GPU-2": 2, "GPU-3": -100}
     before = directory.telemetry_parquet(TelemetryKind.GPU).read_bytes()
-    merge_telemetry({"run_id": "r", "window": WINDOW}, directory)
+    merge_telemetry({"run_id": "r", "window": WINDOW}, directory, ServerAxes({}))
     assert directory.telemetry_parquet(TelemetryKind.GPU).read_bytes() == before
 
 
@@ -130,14 +131,14 @@ def test_a_clock_that_was_never_measured_is_taken_at_its_word(streams: Streams, 
     payload = encode_telemetry(TelemetryHeader("a", 1, TelemetryKind.HOST), telemetry_rows(TelemetryKind.HOST, host(1)))
     streams._server.command("XADD", "vllm_locust:1:telemetry:host", "*", "b", payload, "c", "nonsense")
     streams.take()
-    told = merge_telemetry({"run_id": "r", "window": WINDOW}, directory)["telemetry"]
+    told = merge_telemetry({"run_id": "r", "window": WINDOW}, directory, ServerAxes({}))["telemetry"]
     assert seconds(directory.telemetry_parquet(TelemetryKind.HOST)) == [1]
     assert [(source["offset_ns"], source["uncertainty_ns"]) for source in told["sources"]] == [(None, None)]
 
 
 def test_without_telemetry_or_window_there_is_no_table(streams: Streams, directory: RunDirectory) -> None:
-    assert merge_telemetry({"run_id": "r", "window": WINDOW}, directory) == {"telemetry": None}
+    assert merge_telemetry({"run_id": "r", "window": WINDOW}, directory, ServerAxes({})) == {"telemetry": None}
     streams.add("a", 1, TelemetryKind.HOST, host(1), offset(0, 0))
     streams.take()
-    assert merge_telemetry({"run_id": "r", "window": None}, directory) == {"telemetry": None}
+    assert merge_telemetry({"run_id": "r", "window": None}, directory, ServerAxes({})) == {"telemetry": None}
     assert not directory.telemetry_parquet(TelemetryKind.HOST).exists()

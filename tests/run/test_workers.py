@@ -165,3 +165,36 @@ def test_what_is_left_of_an_earlier_run_is_abandoned_and_its_drain_not_heeded() 
         [sys.executable, "-c", LATE_MESSAGES], capture_output=True, text=True, timeout=60, check=False
     )
     assert told.stdout == '[["abandoned first", "drained second", "flushed second"], null]\n', told.stderr
+
+
+SNAPSHOTS = """
+from types import SimpleNamespace
+from vllm_locust.aggregate import RunAggregate, Snapshots
+from vllm_locust.run.workers import RunWorkers
+
+def snapshot(sequence, sent, worker_id="w"):
+    return RunAggregate(sent=sent).to_message(worker_id, sequence)
+
+snapshots, seen = Snapshots(), []
+run = RunWorkers("run", SimpleNamespace(to_worker=lambda *_: None), snapshots)
+run.prepare("w", {})
+for told in (
+    snapshot(9, 900),  # of the run before: its worker has not answered in this one yet
+    "ready",
+    snapshot(10, 5), snapshot(12, 7), snapshot(11, 6),  # out of order
+    snapshot(12, 7), snapshot(12, 8),  # twice
+    snapshot(13, 1, "other"),  # in another's name
+    snapshot(14, 9),  # after it was away for a while: it has counted on
+):
+    if told == "ready":
+        run.on_ready("w", {"run_id": "run", "error": None, "schedule_fingerprint": None, "host": "h"})
+    else:
+        run.on_snapshot("w", told)
+    seen.append(snapshots.merged().sent)
+print(seen)
+"""
+
+
+def test_of_each_worker_the_newest_snapshot_of_this_run_counts() -> None:
+    told = subprocess.run([sys.executable, "-c", SNAPSHOTS], capture_output=True, text=True, timeout=60, check=False)
+    assert told.stdout == "[0, 0, 5, 7, 7, 7, 7, 7, 9]\n", told.stderr

@@ -94,7 +94,7 @@ def _merged(run_dir: RunDirectory) -> Merged:
         run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, lambda rows: add_columns(rows, run, slos, clocks)
     )
     finalize(run_dir.parts, BatchKind.HEALTH, run_dir.workers_parquet, clocks.move)
-    run |= merge_telemetry(run, run_dir)
+    run |= merge_telemetry(run, run_dir, clocks.axes)
     workload = _workload_again(run)
     run |= account_for_arrivals(run, run_dir, None if workload is None else workload.offsets_ns())
     write_json(run_dir.run_json, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vllm_locust.run.common_clock import ClockTrack
+from vllm_locust.run.server_axes import ServerAxes
 from vllm_locust.run.server_scraper import is_scraper_of
+from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.store.telemetry_intake import TelemetryPart, telemetry_parts
 from vllm_locust.store.telemetry_tables import write_telemetry
@@ -26,12 +27,12 @@ _TIME: Final = "time_unix_ns"
 class _Clocks:
     """Each source's distance from the common clock; a source that never measured it is taken at its word."""
 
-    def __init__(self, parts: Sequence[TelemetryPart]) -> None:
-        measured: dict[str, dict[int, dict[str, Any]]] = {}
+    def __init__(self, parts: Sequence[TelemetryPart], axes: ServerAxes) -> None:
+        measured: dict[str, dict[int, ClockOffset]] = {}
         for part in parts:
             for source, clocks in part.clocks.items():
                 for one in clocks:
-                    measured.setdefault(source, {})[one.measured_unix_ns] = asdict(one)
+                    measured.setdefault(source, {})[one.measured_unix_ns] = axes.moved(one)
         self._tracks = {source: ClockTrack.of(list(found.values())) for source, found in measured.items()}
 
     def move(self, source: str, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -67,13 +68,13 @@ class _Watched:
         ]
 
 
-def merge_telemetry(run: Mapping[str, Any], run_dir: RunDirectory) -> dict[str, Any]:
+def merge_telemetry(run: Mapping[str, Any], run_dir: RunDirectory, axes: ServerAxes) -> dict[str, Any]:
     """Write the tables of what there was. For ``run.json``: ``telemetry``, or null where nothing was sampled."""
     parts = telemetry_parts(run_dir.telemetry_parts)
     window = run["window"]
     if not parts or window is None:
         return {"telemetry": None}
-    clocks = _Clocks(parts)
+    clocks = _Clocks(parts, axes)
     rows_of: Counter[TelemetryKind] = Counter()
     watched = _Watched()
     for kind in TelemetryKind:

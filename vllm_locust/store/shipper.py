@@ -148,6 +148,8 @@ class Shipper:
         with self._lock:
             self._seal()
             self._retry_at_ns = 0
+            # Once more at the end: what lies between two measurements needs no guess about a drift.
+            self._clock_due_ns = 0
             last_seq = self._outbox.last_seq
         useful_ns = clock.monotonic_ns()
         while self._outbox.durable_seq < last_seq and clock.monotonic_ns() < deadline_ns and not self._stopped.is_set():
