@@ -265,10 +265,16 @@ class _MasterProcess:
             self._controller.on_spawned()
 
     def _end_of_run(self) -> None:
-        if self._headless or self._environment.parsed_options.autoquit not in (-1, None):
+        autoquit = self._environment.parsed_options.autoquit
+        if self._headless:
             self._quit()
-        else:
-            self._stop()
+            return
+        self._stop()
+        if autoquit not in (-1, None):
+            # As Locust's own timer does, which is not set.
+            gevent.sleep(autoquit)
+            self._quit()
+            self._environment.web_ui.stop()
 
     def _finish(self, reason: str | None) -> None:
         controller = self._controller
