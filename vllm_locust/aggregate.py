@@ -52,6 +52,7 @@ MAX_WORKER_ID: Final = 256
 KEPT_STAGES: Final = 3
 """A worker keeps the aggregates of the last stages only: a test may have any number of them."""
 _MAX_COUNT: Final = 1 << 53
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 DOUBT_NS: Final = 1_000_000
 DOUBT_SHARE: Final = 0.05
 """A first or last token that may have come earlier by more than both of these makes a request doubtful."""
@@ -231,17 +232,15 @@ class RunAggregate:
     @classmethod
     def from_content(cls, message: Mapping[Any, Any]) -> Self:
         """Raises ValueError, naming the field, on anything that ``to_message`` cannot have made."""
-        aggregate = cls()
         counters = _mapping(message, "counters", COUNTERS)
-        for name in COUNTERS:
-            setattr(aggregate, name, _count(counters[name], f"counters.{name}"))
+        known = {name: _count(counters[name], f"counters.{name}") for name in COUNTERS}
+        finished = {}
         for name, count in _mapping(message, "finished", None).items():
-            if name not in Outcome.__members__.values():
+            if name not in _OUTCOMES:
                 raise ValueError(f"snapshot field 'finished' has the unknown outcome {str(name)[:40]!r}")
-            aggregate.finished[Outcome(name)] = _count(count, f"finished.{name}")
-        for name, data in _mapping(message, "histograms", HISTOGRAMS).items():
-            aggregate.histograms[name] = _histogram(data, name)
-        return aggregate
+            finished[_OUTCOMES[name]] = _count(count, f"finished.{name}")
+        histograms = _mapping(message, "histograms", HISTOGRAMS).items()
+        return cls({name: _histogram(data, name) for name, data in histograms}, finished, **known)
 
 
 def _is_doubtful(request: ObservedRequest) -> bool:

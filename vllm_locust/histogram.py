@@ -188,9 +188,10 @@ class LogHistogram:
         """All that the parts hold, in a new one; nothing where there are none."""
         whole = cls()
         counts = whole._dense()
+        sparse = []
         for part in parts:
             if part._counts is None:
-                counts[part._used[0]] += part._used[1]
+                sparse.append(part._used)
             else:
                 counts += part._counts
             whole.zero += part.zero
@@ -199,6 +200,8 @@ class LogHistogram:
             whole.sum_ns += part.sum_ns
             if part.min_ns is not None and part.max_ns is not None:
                 whole._extend_range(part.min_ns, part.max_ns)
+        if sparse:
+            np.add.at(counts, np.concatenate([index for index, _ in sparse]), np.concatenate([n for _, n in sparse]))
         return whole
 
     def since(self, earlier: LogHistogram) -> LogHistogram:

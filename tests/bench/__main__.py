@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench import cases
+from tests.bench import cases, scale
 from tests.bench.clients.aiperf import AIPerf
 from tests.bench.clients.client import Client
 from tests.bench.clients.epoll import EpollClient
@@ -32,13 +32,15 @@ CLIENTS: dict[str, Client] = {
     "aiperf": AIPerf(),
     "guidellm": GuideLLM(),
 }
-CASES = ("matrix", "ceiling", "overload", "hog", "linearity")
+LOAD_CASES = ("matrix", "ceiling", "overload", "hog", "linearity")
+CASES = (*LOAD_CASES, *scale.CASES)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
-        description="Measures clients of an LLM server against a server that tells the truth, one core each.",
+        description="Measures clients of an LLM server against a server that tells the truth, one core each, and what "
+        "a large run costs: snapshots of 1,000 workers, the recorder, the merge of 100 M tokens (1 GB of disk).",
         epilog="VLLM_BENCH_PYTHON, AIPERF_PYTHON and GUIDELLM_PYTHON name interpreters that have the peers; else they "
         "are installed into .bench-venvs/ from the package index. BENCH_TOKENIZER names a tokenizer directory.",
     )
@@ -117,6 +119,13 @@ def _run_cases(
         results.doublings.extend(cases.linearity(bench, kernel))
 
 
+def _run_scale(chosen: Sequence[str], work: Path, results: Results) -> None:
+    for name in chosen:
+        for claim in scale.CASES[name](work) if name in scale.CASES else ():
+            results.claims.append(claim)
+            print("    " + " · ".join(scale.cells(claim)), file=sys.stderr, flush=True)
+
+
 def _command(args: argparse.Namespace) -> str:
     """What to type to measure the same again; where its files went is of no interest."""
     said = {k: v for k, v in vars(args).items() if k not in ("work", "output") and v not in (None, False)}
@@ -128,6 +137,8 @@ def _write(results: Results, output: Path) -> None:
     print(text_table(results.rows))
     for line in doubling_lines(results.doublings):
         print("  ".join(line))
+    for claim in results.claims:
+        print("  ".join(scale.cells(claim)))
     output.write_text(markdown(results))
     output.with_suffix(".json").write_text(as_json(results))
     print(f"\nwritten: {output}")
@@ -155,8 +166,11 @@ def main(argv: Sequence[str]) -> int:
             window_s=args.window or (4.0 if args.quick else 8.0),
             tries=args.tries or (1 if args.quick else 3),
         )
-        _run_cases(chosen, bench, _usable(clients, results), args, results)
-    return 0 if any(not isinstance(row.run, str) for row in results.rows) or results.doublings else 1
+        if set(chosen) & set(LOAD_CASES):
+            _run_cases(chosen, bench, _usable(clients, results), args, results)
+        _run_scale(chosen, bench.work, results)
+    measured = any(not isinstance(row.run, str) for row in results.rows) or results.doublings or results.claims
+    return 0 if measured and all(claim.holds for claim in results.claims) else 1
 
 
 if __name__ == "__main__":

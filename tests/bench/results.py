@@ -15,6 +15,8 @@ from typing import Any
 from tests.bench.accuracy import Quantiles
 from tests.bench.cases import CEILING_ERROR_MS, Doubling, Row
 from tests.bench.measure import Run
+from tests.bench.scale import Claim
+from tests.bench.scale import cells as claim_cells
 
 _HEAD = (
     "client",
@@ -30,6 +32,7 @@ _HEAD = (
     "note",
 )
 
+_CLAIM_HEAD = ("what", "bound", "measured", "CPU", "wall", "peak memory")
 _TITLES = {
     "matrix": "Every client at every load",
     "ceiling": "The most that one worker process carries",
@@ -70,6 +73,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     limits: dict[str, float | None] = field(default_factory=dict)
     doublings: list[Doubling] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
@@ -198,6 +202,9 @@ def markdown(results: Results) -> str:
         table = _markdown_table(head, doubling_lines(results.doublings))
         note = "CPU per request, event or answer. Linear cost is a ratio of about 2 at most; quadratic would be 4."
         parts.append(f"## No quadratic cost\n\n{note}\n\n{table}")
+    if results.claims:
+        table = _markdown_table(_CLAIM_HEAD, [claim_cells(claim) for claim in results.claims])
+        parts.append(f"## What a large run costs\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
