@@ -44,7 +44,9 @@ class Run:
         self.recorder = start_recorder(config, self.run_dir)
         return self.recorder
 
-    def shipper(self, worker_id: str = "w1", memory_bytes: int = 1 << 20, batch_rows: int = 5) -> Shipper:
+    def shipper(
+        self, worker_id: str = "w1", memory_bytes: int = 1 << 20, batch_rows: int = 5, stream_bytes: int = 32 << 20
+    ) -> Shipper:
         shipper = Shipper(
             self.server.store(self.run_id),
             ShipperConfig(
@@ -53,6 +55,7 @@ class Run:
                 batch_rows=batch_rows,
                 batch_interval_ns=20 * MILLISECOND_NS,
                 memory_bytes=memory_bytes,
+                stream_bytes=stream_bytes,
                 probe_after_ns=300 * MILLISECOND_NS,
             ),
         )

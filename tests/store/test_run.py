@@ -259,18 +259,49 @@ def test_memory_is_bounded_when_nothing_becomes_durable(run: Run) -> None:
     run.assert_complete()
 
 
-def test_with_neither_redis_nor_disk_what_is_given_up_has_a_number(run: Run) -> None:
+def test_redis_holds_no_more_of_a_worker_than_its_share_while_the_recorder_is_away(run: Run) -> None:
+    """And the rest of a long spool follows as the recorder takes it in, while new records go the same way."""
+    shipper = run.shipper(memory_bytes=20_000, stream_bytes=60_000)
+    run.put(shipper, 1500, chunks=50)
+    wait_until(lambda: shipper.spooled_batches > 20 and len(shipper._columns) == 0)
+    wait_until(lambda: shipper._outbox.sent_bytes > 30_000)
+    for _ in range(5):
+        clock.sleep(0.05)
+        assert shipper._outbox.sent_bytes <= 60_000 + 10_000, "one batch more at most"
+        assert int(str(stream_length(run))) < shipper._outbox.last_seq // 2
+    assert shipper.last_error is None
+    run.start_recorder()
+    while shipper.spooled_batches:
+        run.put(shipper, 5, chunks=50)
+        assert shipper._outbox.memory_bytes <= 20_000 + 40_000
+        clock.sleep(0.02)
+    assert_durable(flush(shipper))
+    assert shipper._outbox.sent_bytes == 0
+    run.finish()
+    run.assert_complete()
+
+
+def test_with_neither_redis_nor_disk_what_is_given_up_has_a_number(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run.spool_dir.write_text("a file where the spool's directory should be")
     run.server.kill()
     shipper = run.shipper(memory_bytes=200_000)
     run.put(shipper, 400, chunks=1000)
     wait_until(lambda: shipper.lost_rows > 0 and len(shipper._columns) == 0)
-    assert "cannot be written" in str(shipper.last_error)
+    wait_until(lambda: "cannot be written" in str(shipper.last_error))
     wait_until(lambda: shipper._outbox.memory_bytes < 400_000)
     run.server.start()
     run.start_recorder()
     flushed = flush(shipper)
     assert_durable(flushed)
+    told = [record.getMessage().replace(str(run.spool_dir), "DIR") for record in caplog.records]
+    assert len(told) == 3, told
+    assert told[0].startswith("Redis at unix:")
+    assert told[0].endswith("; records are kept in DIR until it can")
+    assert told[1].startswith("the spool DIR/run.w1-")
+    assert told[1].endswith(
+        " cannot be written: File exists; make room: beyond 0 MiB in memory records are lost, and counted"
+    )
+    assert told[2] == "Records go to Redis again"
     report = run.finish()
     assert report.lost_rows == report.worker_lost_rows["w1"] == shipper.lost_rows > 0
     assert report.rows + report.lost_rows == flushed.requests == 400

@@ -19,6 +19,7 @@ class PendingBatch:
     seq: int
     kind: BatchKind
     rows: int
+    nbytes: int
     payload: bytes | None
     spool_position: int | None = None
     entry_id: str | None = None
@@ -31,6 +32,8 @@ class Outbox:
         self.last_seq = 0
         self.durable_seq = 0
         self.memory_bytes = 0
+        self.sent_bytes = 0
+        """What lies in a stream and is not durable yet."""
         self.spooled = 0
 
     def __len__(self) -> int:
@@ -42,7 +45,7 @@ class Outbox:
 
     def add(self, kind: BatchKind, rows: int, payload: bytes) -> None:
         self.last_seq += 1
-        self._batches.append(PendingBatch(self.last_seq, kind, rows, payload))
+        self._batches.append(PendingBatch(self.last_seq, kind, rows, len(payload), payload))
         self.memory_bytes += len(payload)
 
     def confirm(self, durable_seq: int) -> bool:
@@ -54,23 +57,31 @@ class Outbox:
             batch = self._batches.popleft()
             self.memory_bytes -= len(batch.payload or b"")
             self.spooled -= batch.spool_position is not None
+            self.sent_bytes -= batch.nbytes if batch.entry_id is not None else 0
         return True
 
     def unsent(self, max_bytes: int) -> list[PendingBatch]:
-        """The next batches to send, the oldest first, about ``max_bytes`` of them."""
+        """The next batches to send, the oldest first: one, and what else is within ``max_bytes``."""
         chosen: list[PendingBatch] = []
         size = 0
         for batch in self._batches:
             if batch.entry_id is None:
-                chosen.append(batch)
-                size += len(batch.payload) if batch.payload is not None else max_bytes // 4
-                if size >= max_bytes:
+                size += batch.nbytes
+                if chosen and size > max_bytes:
                     break
+                chosen.append(batch)
         return chosen
+
+    def mark_sent(self, batch: PendingBatch, entry_id: str) -> None:
+        """One confirmed meanwhile is not counted any more."""
+        if batch.seq > self.durable_seq:
+            self.sent_bytes += batch.nbytes
+        batch.entry_id = entry_id
 
     def resend_all(self) -> None:
         for batch in self._batches:
             batch.entry_id = None
+        self.sent_bytes = 0
 
     def in_memory(self) -> list[PendingBatch]:
         return [batch for batch in self._batches if batch.payload is not None and batch.spool_position is None]
@@ -87,4 +98,6 @@ class Outbox:
         """Hold ``payload`` in the place of a batch whose rows are lost."""
         self.memory_bytes += len(payload) - len(batch.payload or b"")
         self.spooled -= batch.spool_position is not None
+        self.sent_bytes -= batch.nbytes if batch.entry_id is not None else 0
+        batch.nbytes = len(payload)
         batch.payload, batch.entry_id, batch.spool_position = payload, None, None

@@ -53,6 +53,10 @@ class ShipperConfig:
     batch_interval_ns: int = SECOND_NS
     memory_bytes: int = 64 << 20
     """Encoded batches held in memory; beyond it the oldest go to the spool."""
+    stream_bytes: int = 32 << 20
+    """Encoded batches of this worker in Redis that are not durable, but for one more: where the recorder is away
+    or slow, Redis does not fill up, and the others wait here.
+    """
     probe_after_ns: int = 5 * SECOND_NS
     """A batch that is not durable so long after it was sent is looked for in the stream."""
     clock_interval_ns: int = 30 * SECOND_NS
@@ -109,6 +113,7 @@ class Shipper:
         self._retry_ns = _RETRY_FIRST_NS
         self._probe_at_ns = 0
         self._probe_ns = config.probe_after_ns
+        self._spool_refused = False
         self.last_error: str | None = None
         self.lost_rows = 0
         # The first use of the encoder loads code for some 50 ms: better now than between two tokens.
@@ -202,6 +207,8 @@ class Shipper:
         if now_ns >= self._retry_at_ns:
             try:
                 self._exchange(now_ns)
+                if self.last_error is not None:
+                    logger.warning("Records go to Redis again")
                 self._retry_ns, self.last_error = _RETRY_FIRST_NS, None
             except StoreError as exc:
                 self._try_later(str(exc))
@@ -209,6 +216,8 @@ class Shipper:
             self._spill()
 
     def _try_later(self, error: str) -> None:
+        if self.last_error is None:
+            logger.warning("%s; records are kept in %s until it can", error.rstrip("."), self._spool.path.parent)
         self.last_error = error
         self._retry_at_ns = clock.monotonic_ns() + self._retry_ns
         self._retry_ns = min(2 * self._retry_ns, _RETRY_LAST_NS)
@@ -245,23 +254,29 @@ class Shipper:
         self._send()
 
     def _send(self) -> None:
-        while True:
-            with self._lock:
-                batches = self._outbox.unsent(_SEND_BYTES)
-            if not batches:
-                return
-            if batches[0] is self._outbox.oldest:
-                self._probe_at_ns = clock.monotonic_ns() + self._probe_ns
-            replies = self._store.add_batches([(batch.kind, self._payload(batch)) for batch in batches])
-            refused = None
-            with self._lock:
-                for batch, reply in zip(batches, replies, strict=True):
-                    if isinstance(reply, StoreError):
-                        refused = reply
-                    else:
-                        batch.entry_id = reply
-            if refused is not None:
-                raise refused
+        """Some batches; where there are more, the next turn follows at once. So what comes meanwhile is sealed in time,
+        and goes to the spool where memory is full, however long a replay takes.
+        """
+        with self._lock:
+            room = self._config.stream_bytes - self._outbox.sent_bytes
+            batches = self._outbox.unsent(min(room, _SEND_BYTES)) if room > 0 else []
+        if not batches:
+            return
+        if batches[0] is self._outbox.oldest:
+            self._probe_at_ns = clock.monotonic_ns() + self._probe_ns
+        replies = self._store.add_batches([(batch.kind, self._payload(batch)) for batch in batches])
+        refused = None
+        with self._lock:
+            for batch, reply in zip(batches, replies, strict=True):
+                if isinstance(reply, StoreError):
+                    refused = reply
+                else:
+                    self._outbox.mark_sent(batch, reply)
+            more = self._outbox.unsent(1)
+        if refused is not None:
+            raise refused
+        if more:
+            self._wake.set()
 
     def _payload(self, batch: PendingBatch) -> bytes:
         payload = batch.payload
@@ -346,8 +361,16 @@ class Shipper:
                 self._offload(lambda: positions.extend(self._spool.append(payloads)))
             except OSError as exc:
                 self.last_error = f"the spool {self._spool.path} cannot be written: {exc.strerror or exc}"
+                if not self._spool_refused:
+                    logger.error(
+                        "%s; make room: beyond %d MiB in memory records are lost, and counted",
+                        self.last_error,
+                        self._config.memory_bytes >> 20,
+                    )
+                self._spool_refused = True
                 self._bound_memory()
                 return
+            self._spool_refused = False
             with self._lock:
                 self._outbox.mark_spooled(batches, positions)
 
