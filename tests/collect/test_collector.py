@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,6 +29,14 @@ class Sink:
 
     def rows(self, kind: TelemetryKind) -> list[Mapping[str, Any]]:
         return [row for found, rows in self.puts if found is kind for row in rows]
+
+
+class Forgetting(Sink):
+    """As one whose batches are in Redis."""
+
+    def put(self, kind: TelemetryKind, rows: Sequence[Mapping[str, Any]]) -> None:
+        assert rows
+        assert kind
 
 
 class Counting:
@@ -136,6 +146,46 @@ def test_what_opening_a_driver_costs_is_not_held_against_it() -> None:
     source = Counting(time, cpu, cost_ns=1 * MS, slow_cost_ns=20 * MS, first_cost_ns=900 * MS)
     collector([source], Sink(), time, cpu, 60, said=said).run()
     assert said == []
+
+
+def test_days_take_no_more_memory_than_minutes() -> None:
+    """A day, looked at every minute, of two GPUs with processes that come and go, samples, XIDs and refusals."""
+    time, cpu = FakeTime(), FakeTime(0)
+    devices = [FakeDevice(), FakeDevice(uuid="GPU-2", fails={"ecc": "UNKNOWN", "temperature": "NOT_SUPPORTED"})]
+    said: list[str] = []
+    source = NvmlSource(
+        FakeNvml(*devices),
+        Remarks(said.append),
+        host="h",
+        axis=time,  # type: ignore[arg-type]
+        environment={},
+        monotonic_ns=time.monotonic_ns,
+    )
+    sizes: list[int] = []
+    day = iter(range(1_440))
+
+    def live() -> None:
+        number = next(day)
+        for device in devices:
+            device.asked.clear()
+            device.processes = [(1000 + number, 1 << 30)]
+            device.samples = [(time.unix_ns() // 1000, number % 100)]
+            device.xids += [31] if number % 100 == 0 else []
+        if number in (240, 1_438):
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        wait = time.sleeper(time.now_ns + 86_340 * SECOND, live)
+        made = collector([source], Forgetting(), time, cpu, 0, interval_ns=60 * SECOND, wait=wait)
+        made.run()
+    finally:
+        tracemalloc.stop()
+    assert made.cost.ticks >= 1_430
+    assert len(sizes) == 2
+    assert sizes[1] - sizes[0] < 50_000
+    assert len(said) <= 3
 
 
 def test_every_row_of_a_gpu_leaves_once_a_second_with_known_columns() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,47 @@ def test_what_is_kept_is_bounded_by_age_and_by_size(server: Server) -> None:
         sink.put(TelemetryKind.HOST, [{"time_unix_ns": 1, "host": "h"}])
         wait_until(lambda sink=sink: sink.lost_batches == 1)
         sink.close()
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_what_is_kept_of_a_long_time_is_that_of_the_last_minutes(server: Server, is_away: bool) -> None:
+    """Ten minutes are a tenth of a second here, and three seconds five hours."""
+    if is_away:
+        server.kill()
+    sink = publisher(server, batch_interval_ns=MILLISECOND_NS, keep_ns=100 * MILLISECOND_NS)
+    kept = []
+    end_ns = clock.monotonic_ns() + 3_000 * MILLISECOND_NS
+    while clock.monotonic_ns() < end_ns:
+        sink.put(TelemetryKind.GPU, [gpu_row(1)])
+        clock.sleep(0.002)
+        kept.append(len(sink._kept))
+    sink.close()
+    assert sink._last_seq > 300, "it went on"
+    assert max(kept) <= sink._last_seq / 5, "a tenth of a second of three"
+    assert max(kept[len(kept) // 2 :]) <= 2 * max(kept[: len(kept) // 2])
+    assert (sink.lost_batches > 0) is is_away
+
+
+def test_a_stream_is_capped_by_age(server: Server) -> None:
+    writer = store(server)
+    server_run_id = writer.server_run_id()
+    payload = encode_telemetry(TelemetryHeader("h-1", 1, TelemetryKind.HOST), telemetry_rows(TelemetryKind.HOST, []))
+    now = ClockOffset(
+        measured_unix_ns=writer.server_time_unix_ns(),
+        measured_monotonic_ns=0,
+        offset_ns=0,
+        uncertainty_ns=0,
+        redis_run_id=server_run_id,
+    )
+    for ahead_s, length in ((0, 400), (3_500, 401), (3_700, 101)):
+        later = replace(now, offset_ns=ahead_s * 1_000_000_000)
+        count = 400 if ahead_s == 0 else 1
+        assert writer.add_telemetry([(TelemetryKind.HOST, payload)] * count, later) == [None] * count
+        assert int(str(server.command("XLEN", "vllm_locust:1:telemetry:host"))) <= length
+        if ahead_s < 3_600:
+            assert int(str(server.command("XLEN", "vllm_locust:1:telemetry:host"))) == length, "not yet an hour old"
+    assert 0 < int(str(server.command("TTL", "vllm_locust:1:telemetry:host"))) <= 7_200
+    writer.close()
 
 
 def test_rows_that_cannot_be_stored_take_no_others_along(server: Server) -> None:
