@@ -33,6 +33,21 @@ def test_order_and_grouping_do_not_matter(a: list[int], b: list[int], c: list[in
     assert of(a).merge(of(b)).merge(of(c)) == of(a).merge(of(b).merge(of(c)))
 
 
+@given(durations, durations)
+@settings(max_examples=60, deadline=None)
+def test_since_is_what_was_recorded_after(before: list[int], after: list[int]) -> None:
+    earlier = of(before)
+    since, alone = of([*before, *after]).since(earlier), of(after)
+    assert (since.n, since.sum_ns) == (alone.n, alone.sum_ns)
+    for q in (Fraction(1, 2), Fraction(99, 100)):
+        exact = alone.quantile(q)
+        if exact is None or exact > 0:
+            assert since.quantile(q) == (None if exact is None else pytest.approx(exact, rel=RATIO - 1, abs=1))
+    if after:
+        with pytest.raises(ValueError, match="no former state"):
+            earlier.since(of([*before, *after]))
+
+
 @given(durations)
 @settings(max_examples=60, deadline=None)
 def test_a_round_trip_changes_nothing(values: list[int]) -> None:

@@ -108,7 +108,10 @@ def test_the_command_finds_the_capacity(tmp_path: Path, server: SimServer) -> No
     assert capacity["high"] > 0.95 * truth
     assert capacity["operating_load"] <= 0.8 * capacity["low"] + 1e-9
     lines = [json.loads(line) for line in run.output.splitlines() if line.startswith("{")]
-    assert any(line["search"].startswith("probe 2: 18/s, capacity above 9") for line in lines if line["search"])
+    told = [line for line in lines if line["search"] and line["search"].startswith("probe 2: 18/s, capacity above 9")]
+    assert told
+    bounds = {"low": None, "high": None, "held_load": 9, "missed_load": None}
+    assert all(line["probe"] == {"number": 2, "load": 18, "unit": "requests/s", **bounds} for line in told)
 
 
 def test_a_search_that_is_interrupted_goes_on_later(tmp_path: Path, server: SimServer) -> None:

@@ -96,6 +96,19 @@ class CapacityProbes:
         load = "" if self._live is None else f": {hold(self._live.load, None, self._quantity).name}"
         return f"probe {number}{load}{self._known_in_words()}"
 
+    @property
+    def probe(self) -> dict[str, Any]:
+        """Its number, its load, and what the probes before it say: the capacity's interval, the highest load that held
+        and the lowest that did not; null where unknown.
+        """
+        bounds = ("low", "high", "held_load", "missed_load")
+        return {
+            "number": len(self._record.probes) + 1,
+            "load": None if self._live is None else self._live.load,
+            "unit": "requests/s" if self._open_loop else "users",
+            **{name: None if self._known is None else getattr(self._known, name) for name in bounds},
+        }
+
     def _known_in_words(self) -> str:
         known = self._known
         if known is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +64,10 @@ class Search(Protocol):
     @property
     def state(self) -> str:
         """Where it is, in a few words."""
+
+    @property
+    def probe(self) -> Mapping[str, Any]:
+        """The same as numbers."""
 
     def follow(self, course: Course) -> None:
         """Called once, before anything else."""
@@ -215,7 +219,7 @@ class Course(ABC):
     def _show(self, left_s: float | None, **facts: Any) -> None:
         if self._search is not None:
             # The planned end moves on with the search.
-            left_s, facts["search"] = None, self._search.state
+            left_s, facts["search"], facts["probe"] = None, self._search.state, self._search.probe
         self.told = {"left_s": left_s, **facts}
         self._view.progress.show(clock.monotonic_ns(), self.phase, left_s, self._view.snapshots.merged, **facts)
 

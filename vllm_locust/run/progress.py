@@ -1,29 +1,37 @@
-"""Lines about a run while it goes on, from the workers' merged snapshots."""
+"""Lines about a run while it goes on, from the workers' merged snapshots, on standard error: the other is Locust's.
+
+``auto``: one line that is drawn anew each second, on a terminal; nothing where there is none. ``json``: one object a
+second, whose keys are those of ``_facts``. Counts are since the start of the load, warm-up included; rates and
+percentiles are of the last ``recent_s`` seconds, at most ten, and percentiles of the requests that ended in them.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from vllm_locust.aggregate import RunAggregate
 from vllm_locust.histogram import LogHistogram
 from vllm_locust.outcome import Outcome
 
-QUIET_INTERVAL_NS = 10_000_000_000
-"""Between two lines where standard error is not a terminal."""
+SCHEMA: Final = 1
+INTERVAL_NS: Final = 1_000_000_000
+RECENT_NS: Final = 10_000_000_000
 
 
 class Progress:
     """``show`` may be called often; it decides itself when to print."""
 
     def __init__(self, mode: Literal["auto", "off", "json"]) -> None:
-        self._mode = mode
-        self._terminal = sys.stderr.isatty()
+        self._json = mode == "json"
+        self._silent = mode == "off" or (mode == "auto" and not sys.stderr.isatty())
         self._last_ns: int | None = None
-        self._last: RunAggregate | None = None
+        self._recent: deque[tuple[int, RunAggregate]] = deque()
+        """What was known at each of the last lines, the oldest first."""
         self._drawn = False
 
     def _write(self, text: str) -> None:
@@ -32,7 +40,7 @@ class Progress:
             sys.stderr.write(text)
             sys.stderr.flush()
         except OSError:
-            self._mode = "off"
+            self._silent = True
 
     def show(
         self,
@@ -44,55 +52,68 @@ class Progress:
         stage: str | None = None,
         offered_rps: float | None = None,
         search: str | None = None,
+        probe: Mapping[str, Any] | None = None,
     ) -> None:
-        """``offered_rps``: what is asked for at this moment of an open loop. ``search``: how far that is."""
-        if self._mode == "off":
-            return
-        interval_ns = 1_000_000_000 if self._terminal or self._mode == "json" else QUIET_INTERVAL_NS
-        if self._last_ns is not None and now_ns - self._last_ns < interval_ns:
+        """``offered_rps``: what is asked for at this moment of an open loop. ``search``: how far a search is, in words;
+        ``probe`` the same as numbers.
+        """
+        if self._silent or (self._last_ns is not None and now_ns - self._last_ns < INTERVAL_NS):
             return
         aggregate = merged()
-        facts = self._facts(now_ns, phase, left_s, aggregate) | {
+        facts = {
+            "schema": SCHEMA,
+            "phase": phase,
             "stage": stage,
-            "offered_rps": _rounded(offered_rps),
             "search": search,
+            "probe": None if probe is None else dict(probe),
+            "left_s": None if left_s is None else round(left_s, 1),
+            "offered_rps": _rounded(offered_rps),
+            **self._facts(now_ns, aggregate),
         }
-        self._last_ns, self._last = now_ns, aggregate
-        if self._mode == "json":
+        self._last_ns = now_ns
+        if self._json:
             self._write(json.dumps(facts, allow_nan=False) + "\n")
-            return
-        line = _line(facts)
-        if self._terminal:
-            self._write(f"\r\x1b[K{line}")
-            self._drawn = True
         else:
-            self._write(line + "\n")
+            self._write(f"\r\x1b[K{_line(facts)}")
+            self._drawn = True
 
     def end(self) -> None:
         if self._drawn:
             self._write("\n")
             self._drawn = False
 
-    def _facts(self, now_ns: int, phase: str, left_s: float | None, now: RunAggregate) -> dict[str, Any]:
-        before, before_ns = self._last, self._last_ns
-        seconds = None if before_ns is None else (now_ns - before_ns) / 1e9
-        done, tokens = _finished(now), now.output_tokens
+    def _facts(self, now_ns: int, now: RunAggregate) -> dict[str, Any]:
+        while self._recent and now_ns - self._recent[0][0] > RECENT_NS:
+            self._recent.popleft()
+        before_ns, before = self._recent[0] if self._recent else (now_ns, now)
+        try:
+            gained = {name: now.histograms[name].since(before.histograms[name]) for name in ("ttft", "tpot")}
+            seconds = (now_ns - before_ns) / 1e9
+        except ValueError:
+            # A worker began anew, or has left: what is known now does not hold what was known before.
+            self._recent.clear()
+            gained, seconds = {name: LogHistogram() for name in ("ttft", "tpot")}, 0.0
+        self._recent.append((now_ns, now))
+        done = _finished(now)
+
+        def rate(more: int) -> float | None:
+            return round(more / seconds, 3) if seconds else None
+
         return {
-            "phase": phase,
-            "left_s": None if left_s is None else round(left_s, 1),
             "in_flight": now.in_flight,
             "waiting_arrivals": now.waiting_arrivals,
             "dropped_arrivals": now.dropped_arrivals,
-            "achieved_rps": None if before is None or not seconds else round((now.sent - before.sent) / seconds, 2),
+            "sent": now.sent,
             "finished": done,
             "failed": done - now.finished.get(Outcome.OK, 0),
-            "requests_per_s": None if before is None or not seconds else round((done - _finished(before)) / seconds, 2),
-            "output_tokens_per_s": None
-            if before is None or not seconds
-            else round((tokens - before.output_tokens) / seconds, 1),
-            "ttft_p50_s": _quantile(now.histograms["ttft"], Fraction(1, 2)),
-            "ttft_p99_s": _quantile(now.histograms["ttft"], Fraction(99, 100)),
-            "tpot_p50_s": _quantile(now.histograms["tpot"], Fraction(1, 2)),
+            "output_tokens": now.output_tokens,
+            "recent_s": round(seconds, 3),
+            "achieved_rps": rate(now.sent - before.sent),
+            "requests_per_s": rate(done - _finished(before)),
+            "output_tokens_per_s": rate(now.output_tokens - before.output_tokens),
+            "ttft_p50_s": _quantile(gained["ttft"], Fraction(1, 2)),
+            "ttft_p99_s": _quantile(gained["ttft"], Fraction(99, 100)),
+            "tpot_p50_s": _quantile(gained["tpot"], Fraction(1, 2)),
         }
 
 
