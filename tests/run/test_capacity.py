@@ -187,6 +187,19 @@ def test_too_few_slots_are_no_limit_of_the_server(tmp_path: Path, server: SimSer
     assert "No probe was" not in run.output
 
 
+def test_slots_that_fill_since_the_server_is_too_slow_are_a_miss(tmp_path: Path, server: SimServer) -> None:
+    """Forty in flight wait longer than the SLO for one of eight places, although more than forty were due."""
+    flags = ("--capacity", "rate", "--slo", SLO, "--start-load", "60", "--budget", "40s", "-u", "40", *LOAD)
+    run = run_locust(tmp_path, server.url, *flags, "--max-probes", "2", locustfile=OPEN_LOOP)
+    capacity = assert_consistent(run, "requests/s", all_told=False)
+    first = capacity["probes"][0]
+    assert first["left_out"] is None, run.output
+    assert first["held"] is False
+    assert first["overloaded"].startswith("every slot was busy, and of the requests that had one "), run.output
+    assert capacity["missed_load"] is not None
+    assert capacity["missed_load"] <= 60
+
+
 def test_a_server_that_is_killed_ends_the_search(tmp_path: Path, server: SimServer) -> None:
     flags = ("--headless", "--only-summary", "--capacity", "rate", "--slo", SLO, "--start-load", "8", *LOAD)
     own = ("--budget", "90s", "--run-dir", "run", "--max-failures", "100%")

@@ -161,6 +161,38 @@ def test_a_probe_without_a_free_slot_says_nothing(dropped: int, words: str) -> N
     assert words in fault
 
 
+def with_full_slots(ttft_ns: int, *slos: str) -> LiveProbe:
+    live, stage = LiveProbe(20, parse_slos(slos), open_loop=True), RunAggregate()
+    for second in range(3):
+        for _ in range(20):
+            observe(stage, Ended(ttft_ns, schedule_lag_ns=5_000 * MS, slot_wait_ns=5_000 * MS))
+        stage.waiting_arrivals = 5
+        live.look(float(second), stage, stage, None, in_window=True)
+    live.judge_full_slots(stage)
+    return live
+
+
+def test_a_server_that_is_too_slow_for_less_than_the_load_is_too_slow_for_the_load() -> None:
+    live = with_full_slots(1_500 * MS, "p90(ttft)<=1s")
+    assert live.overload == "every slot was busy, and of the requests that had one 100 % missed p90(ttft)<=1s"
+    assert live.is_over
+    assert live.fault(RunAggregate(), None, 0) is None
+    assert ended(RunAggregate(), None, live).held is False
+
+
+@pytest.mark.parametrize(
+    ("ttft_ns", "slos"),
+    [
+        (500 * MS, ("p90(ttft)<=1s",)),
+        (1_500 * MS, ("p90(ttft_from_schedule)<=1s",)),
+        (1_500 * MS, ("ttft_from_schedule<=1s", "good_fraction>=0.9")),
+    ],
+)
+def test_a_wait_for_a_slot_is_not_the_servers(ttft_ns: int, slos: tuple[str, ...]) -> None:
+    live = with_full_slots(ttft_ns, *slos)
+    assert (live.slots_full, live.overload) == (True, None)
+
+
 def test_slots_that_an_overloaded_server_fills_say_nothing_against_a_miss() -> None:
     live, stage = LiveProbe(20, SLOS, open_loop=True), RunAggregate()
     for second in range(60):

@@ -19,7 +19,7 @@ from vllm_locust.capacity.probe import Probe
 from vllm_locust.capacity.search import Capacity, CapacitySearch, CapacitySettings
 from vllm_locust.load_profile import Quantity
 
-TRUTH_LOADS = (0.96, 0.98, 1.0, 1.02, 1.04)
+TRUTH_LOADS: tuple[float, ...] = (0.96, 0.98, 1.0, 1.02, 1.04)
 TRUTH_REQUESTS = 400_000
 SEARCH_REQUESTS = 60_000
 """The budget of a search in arrivals at the true capacity: the same evidence for every case, whatever its speed."""
@@ -36,7 +36,9 @@ def excess(case: Case, load: float, requests: int, seed: int) -> dict[str, float
     target = OfflineTarget(case, seed, detect=False)
     rate = load if case.quantity is Quantity.RATE else RATE_OF_USERS
     result = target.probe(Probe(load=load, settle_s=100, window_s=requests / rate, empty_first=False, why="truth"))
-    logit = {slo.slo: math.log(slo.share / (1 - slo.share)) for slo in result.slos}
+    half = 0.5 / requests
+    share = {slo.slo: min(max(slo.share, half), 1 - half) for slo in result.slos}
+    logit = {slo: math.log(one / (1 - one)) for slo, one in share.items()}
     return {slo.slo: logit[slo.slo] - math.log(slo.allowed / (1 - slo.allowed)) for slo in result.slos}
 
 
@@ -46,17 +48,17 @@ def truth(case: Case) -> tuple[float, float]:
     if case.quantity is Quantity.USERS:
         loads = [float(round(load)) for load in loads]
     rows = [excess(case, load, TRUTH_REQUESTS, seed) for seed, load in enumerate(loads, start=1000)]
-    roots = {slo: _root(np.log(loads), np.array([row[slo] for row in rows])) for slo in rows[0]}
+    roots = {slo: root(np.log(loads), np.array([row[slo] for row in rows])) for slo in rows[0]}
     return min(roots.values())
 
 
-def _root(log_loads: Floats, values: Floats) -> tuple[float, float]:
+def root(log_loads: Floats, values: Floats) -> tuple[float, float]:
     centre = log_loads.mean()
     slope, height = np.polyfit(log_loads - centre, values, 1)
     residuals = values - height - slope * (log_loads - centre)
     error = math.sqrt(residuals @ residuals / (len(values) - 2) / len(values)) / slope
-    root = math.exp(centre - height / slope)
-    return root, root * error
+    at = math.exp(centre - height / slope)
+    return at, at * error
 
 
 def search_settings(case: Case, seed: int) -> CapacitySettings:

@@ -284,6 +284,7 @@ class CapacityProbes:
         assert span.end_unix_ns is not None
         now_ns = clock.monotonic_ns()
         stage = self._view.snapshots.of_stage(self._stage) or RunAggregate()
+        live.judge_full_slots(stage)
         result = live.result(
             stage,
             window_s=(span.end_unix_ns - span.start_unix_ns) / 1e9,

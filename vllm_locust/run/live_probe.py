@@ -25,6 +25,10 @@ from vllm_locust.statistics import PERCENTILES, nearest_rank
 
 SURELY_MISSED: Final = 3
 """So many times as many beyond a limit as are allowed in the whole probe are a miss, whatever is still to come."""
+FEW: Final = 5
+"""So many samples beyond a limit may be chance."""
+FROM_SCHEDULE: Final = ("ttft_from_schedule", "schedule_lag")
+"""Metrics that have the wait for a slot in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class LiveProbe:
         """Whether there was an arrival without a free slot before the server was seen to be overloaded."""
         self.server = ServerWatch()
         self._slos = [slo for slo in slos if slo.kind is SloKind.STAGE]
+        self._good_has_waits = any(slo.metric in FROM_SCHEDULE for slo in slos if slo.kind is SloKind.REQUEST)
         self._detector = Overload() if open_loop else None
         self._looks: list[_Look] = []
         self._counts: list[list[tuple[int, int]]] = []
@@ -83,6 +88,25 @@ class LiveProbe:
             for slo, (beyond, _) in zip(self._slos, self._counts[-1], strict=True)
             if _one_each(slo)
         )
+
+    def judge_full_slots(self, stage: RunAggregate) -> None:
+        """Full slots keep load from the server. Where those that were sent are too slow all the same, counted from when
+        they were sent, the whole load is too much for it.
+        """
+        if not self.slots_full or self.overload is not None:
+            return
+        for slo in self._slos:
+            beyond, samples = _count(slo, stage)
+            if beyond > max(FEW, SURELY_MISSED * allowed_share(slo) * samples) and not self._has_waits(slo):
+                self.slots_full = False
+                self.overload = (
+                    f"every slot was busy, and of the requests that had one {100 * beyond / samples:.3g} % missed "
+                    f"{slo.text}"
+                )
+                return
+
+    def _has_waits(self, slo: Slo) -> bool:
+        return slo.metric in FROM_SCHEDULE or (slo.metric == "good_fraction" and self._good_has_waits)
 
     def fault(self, stage: RunAggregate, due: int | None, unfinished: int) -> str | None:
         """Why it says nothing of what the server can take. ``unfinished`` arrivals are in flight, or without a slot, at
