@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from vllm_locust import __version__
-from vllm_locust.cli import main
+from vllm_locust.cli import READER_GONE, main
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +23,18 @@ def test_flags_shows_what_locust_help_cannot(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "--workload" in shown
     assert "VLLM_LOCUST_MAX_TOKENS" in shown
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As in ``vllm-locust flags | head``."""
+    command = [sys.executable, "-m", "vllm_locust", "flags"]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert shown.stdout is not None
+    shown.stdout.close()
+    assert shown.stderr is not None
+    assert shown.stderr.read() == b""
+    shown.stderr.close()
+    assert shown.wait(timeout=30) == READER_GONE
 
 
 @pytest.mark.parametrize("name", ["chat.py", "sharegpt.yaml", "redis.acl"])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_locust import __version__
 from vllm_locust.errors import UsageError, VllmLocustError
+
+READER_GONE = 141
+"""What a shell says of a program that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             run_capacity(arguments[1:])
         options = _parser().parse_args(arguments)
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read the output, such as head, has seen enough. Nothing may be written at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except VllmLocustError as error:
         for problem in error.problems:
             sys.stderr.write(f"vllm-locust: {problem}\n")

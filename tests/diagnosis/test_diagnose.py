@@ -426,8 +426,17 @@ def test_client_bound() -> None:
     )
     assert (found.weight, found.stages) == (1.0, ())
     assert finding("client_bound", CLEAN, doubts=[SLOW]).weight == 0.5
-    slots = GeneratorDoubt(code="slots_full", sentence="Every slot was busy.", invalid=False)
-    assert finding("client_bound", CLEAN, doubts=[slots]).attempt == "a higher -u"
+    slots = GeneratorDoubt(code="slots_full", sentence="Every slot was busy.", invalid=False, by_full_slots=True)
+    dropped = GeneratorDoubt(code="rate_missed", sentence="940 of 1000 were sent.", invalid=False, by_full_slots=True)
+    for doubts in ([slots], [dropped], [dropped, slots]):
+        only_slots = finding("client_bound", CLEAN, doubts=doubts)
+        assert only_slots.attempt == "a higher -u"
+        assert (
+            only_slots.confirm == "with twice the slots the verdict has nothing to say, and throughput rises or stays"
+        )
+    both = finding("client_bound", CLEAN, doubts=[SLOW, slots])
+    assert both.attempt.startswith("a higher -u; more worker processes")
+    assert "twice the slots and workers" in both.confirm
     assert answers(CLEAN)["client_bound"] is None
     assert answers(CLEAN, doubts=[SLOW], worker_samples=0)["client_bound"] is Need.WORKER_HEALTH
 

@@ -169,7 +169,8 @@ def test_a_search_that_was_given_up_says_why() -> None:
     assert found["capacity"]["why"] == (
         "The search ended early: the server cannot be reached. Every probe up to 10 met the SLOs."
     )
-    assert found["exit_code"] == 0, "one probe has decided something"
+    assert [reason["code"] for reason in found["verdict"]["reasons"]] == ["search_given_up"]
+    assert found["exit_code"] == 1, "though one probe has decided something"
 
 
 @pytest.mark.parametrize(("overloaded", "counts"), [(None, False), ("queue grows", True)])

@@ -96,6 +96,14 @@ def test_a_key_that_no_header_can_hold(server: SimServer, tmp_path: Path) -> Non
     assert "secret" not in run.output
 
 
+@pytest.mark.parametrize("flag", ["-t", "--stop-timeout"])
+def test_a_time_that_no_clock_can_hold(server: SimServer, tmp_path: Path, flag: str) -> None:
+    run = run_locust(tmp_path, server.url, *SHORT, flag, "9999999999999999h", OPENAI_API_KEY="right")
+    assert run.exit_code == 2, run.output
+    assert run.output.count("'9999999999999999h' is too long a time; write a shorter one") == 1
+    assert "Traceback" not in run.output
+
+
 def test_a_replica_without_the_model_of_the_first_is_named(server: SimServer, tmp_path: Path) -> None:
     with simserver(tmp_path, *FAST, "--served-model-name", "another", VLLM_API_KEY="right") as replica:
         targets = ("--target", server.url, "--target", replica.url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,3 +72,11 @@ def test_spans_cross_as_json() -> None:
     planned = spans(stage(1, 5, 2, "sine"), stage(5, 5, None))
     text = json.dumps([span.to_json() for span in planned])
     assert tuple(StageSpan.from_json(span) for span in json.loads(text)) == planned
+
+
+def test_no_two_stages_have_one_name() -> None:
+    loads = [stage(10, 10, 1), replace(stage(20, 20, 1), name="t"), stage(10, 10, 1), stage(10, 10, 1)]
+    made = spans(*loads)
+    assert [span.load.name for span in made] == ["s", "t", "s #2", "s #3"]
+    longer = append_stretch(made, Stretch(stage(10, 10, 5), 3), Quantity.RATE, 9_000)
+    assert [span.load.name for span in longer] == ["s", "t", "s #2", "s #3"], "more of a stage is no other"

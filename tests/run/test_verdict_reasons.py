@@ -246,6 +246,7 @@ def test_a_trace_that_is_gone_at_the_merge(tmp_path: Path) -> None:
     with simserver(tmp_path, *FAST) as server:
         run = run_locust(tmp_path, server.url, *flags, locustfile=TRACE_REPLAY)
     assert "arrivals_unchecked" not in reasons(run), run.output
+    assert [row["phase"] for row in run.requests()] == ["window"] * 3, "the last arrival too"
     trace.unlink()
     merge(tmp_path)
     assert reasons(run)["arrivals_unchecked"] == "degraded"

@@ -108,7 +108,9 @@ run = workers.RunWorkers("run", messenger, Snapshots())
 for worker in ("hung", "late", "ready"):
     run.prepare(worker, {})
 answer = {"run_id": "run", "error": None, "schedule_fingerprint": None, "host": "h"}
-run.on_ready("ready", answer)
+other_run = {**answer, "run_id": "another", "error": "no"}
+assert run.on_ready("late", other_run) is False and run.on_ready("stranger", answer) is False
+assert run.on_ready("ready", answer) is True and run.refusal("ready") is None
 looks = []
 
 def look():
@@ -158,6 +160,34 @@ handlers[DRAIN]("m", {"run_id": "second"})
 handlers[DRAIN]("m", {"run_id": "second"})
 print(json.dumps([done, POST.worker]))
 """
+
+NEVER_BEGUN = (
+    LATE_MESSAGES.partition("side = ")[0]
+    + """
+from vllm_locust.run.messenger import ABANDON, PREPARE, READY
+
+side = WorkerSide(messenger, None, None)
+messenger.is_alone = False
+messenger.to_master = lambda kind, payload: done.append(kind)
+POST.put(load("first"))
+handlers[ABANDON]("m", {"run_id": "another"})
+handlers[ABANDON]("m", {"run_id": "first"})
+
+def prepare(payload):
+    # The master gives the run up while this worker is still at it.
+    handlers[ABANDON]("m", {"run_id": "second"})
+    POST.put(load("second"))
+
+side._prepare = prepare
+handlers[PREPARE]("m", {"run_id": "second"})
+print(json.dumps([done, POST.worker]))
+"""
+)
+
+
+def test_a_run_that_never_began_is_let_go_of() -> None:
+    told = subprocess.run([sys.executable, "-c", NEVER_BEGUN], capture_output=True, text=True, timeout=60, check=False)
+    assert json.loads(told.stdout) == [["abandoned first", "abandoned second"], None], told.stderr
 
 
 def test_what_is_left_of_an_earlier_run_is_abandoned_and_its_drain_not_heeded() -> None:

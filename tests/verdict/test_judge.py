@@ -256,6 +256,7 @@ def test_slots_that_were_full_excuse_a_load_unless_the_generator_was_late(
     reasons = {reason.code: reason for reason in judge(Evidence(**CLEAN | changes | times)).reasons}
     assert reasons[code].severity == ("degraded" if excused else "invalid")
     assert reasons[code].sentence.endswith("Every slot was busy: raise -u.") is excused
+    assert reasons[code].by_full_slots is excused
     assert ("slots_full" in reasons) == (wait_ms > 10)
     assert ("schedule_lag" in reasons) == (lag_ms > 10)
 

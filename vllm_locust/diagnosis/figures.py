@@ -117,6 +117,8 @@ class GeneratorDoubt:
     code: str
     sentence: str
     invalid: bool
+    by_full_slots: bool = False
+    """Its cause is that every slot was busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,15 +84,19 @@ def _client_bound(_: StageFigures, run: RunFigures, __: Thresholds) -> Answer:
         return Need.WORKER_HEALTH
     if not run.doubts:
         return None
-    worst = max(run.doubts, key=lambda doubt: doubt.invalid)
-    slots = worst.code == "slots_full"
+    invalid = any(doubt.invalid for doubt in run.doubts)
+    slots = any(doubt.by_full_slots for doubt in run.doubts)
+    workers = any(not doubt.by_full_slots for doubt in run.doubts)
+    tries = ["a higher -u"] * slots
+    tries += ["more worker processes (--processes) or machines, and nothing else on them"] * workers
+    twice = " and ".join(["slots"] * slots + ["workers"] * workers)
     return Finding(
         code="client_bound",
-        weight=1.0 if worst.invalid else 0.5,
+        weight=1.0 if invalid else 0.5,
         sentence=f"the generator may have been a limit itself. {' '.join(doubt.sentence for doubt in run.doubts)}",
         figures={"reasons": float(len(run.doubts))},
-        attempt="a higher -u" if slots else "more worker processes (--processes) or machines, and nothing else on them",
-        confirm="with twice the workers the verdict has nothing to say, and throughput rises or stays",
+        attempt="; ".join(tries),
+        confirm=f"with twice the {twice} the verdict has nothing to say, and throughput rises or stays",
     )
 
 

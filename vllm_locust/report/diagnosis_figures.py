@@ -43,7 +43,12 @@ def diagnosis_json(
         cold_start=None if cold_start is None else _cold_start(cold_start),
         worker_samples=health.samples or 0,
         doubts=[
-            GeneratorDoubt(code=reason.code, sentence=reason.sentence, invalid=reason.severity is Status.INVALID)
+            GeneratorDoubt(
+                code=reason.code,
+                sentence=reason.sentence,
+                invalid=reason.severity is Status.INVALID,
+                by_full_slots=reason.by_full_slots,
+            )
             for reason in verdict.reasons
             if reason.code in _OF_GENERATOR
         ],

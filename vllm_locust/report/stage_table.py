@@ -44,7 +44,7 @@ COLUMNS: Final[tuple[tuple[str, int, Callable[[Json], str]], ...]] = (
 def stage_title(stage: Json) -> str:
     """Its name, with the number of users where the name does not tell it: that of a ramp of users does."""
     name, users = str(stage["name"]), stage["users"]
-    title = name if users is None or name.endswith(" users") else f"{name} {users}u"
+    title = name if users is None or name.partition(" #")[0].endswith(" users") else f"{name} {users}u"
     return title if len(title) <= _LONGEST_NAME else f"{title[: _LONGEST_NAME - 1]}…"
 
 

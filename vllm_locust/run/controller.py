@@ -28,7 +28,7 @@ from vllm_locust.run.agreement import versions
 from vllm_locust.run.common_clock import shift_ns
 from vllm_locust.run.control_fields import ControlFields
 from vllm_locust.run.course import Course, RunView
-from vllm_locust.run.messenger import DRAIN, Messenger
+from vllm_locust.run.messenger import ABANDON, DRAIN, Messenger
 from vllm_locust.run.own_collector import OwnCollector, OwnCollectorConfig
 from vllm_locust.run.progress import Progress
 from vllm_locust.run.recovery import STOPPED_EARLY, left_in_redis
@@ -142,6 +142,7 @@ class RunController:
         try:
             self._bring_up()
         except BaseException:
+            self._workers.tell(self._workers.ids, ABANDON)
             self._tear_down()
             raise
         self._announce()
@@ -264,7 +265,9 @@ class RunController:
         self._workers.prepare(worker_id, self._prepare_message() | part)
 
     def on_ready(self, worker_id: str, payload: Any) -> None:
-        error = self._workers.on_ready(worker_id, payload)
+        if not self._workers.on_ready(worker_id, payload):
+            return
+        error = self._workers.refusal(worker_id)
         if self._finishing:
             # What it was told of the end came while it was being prepared, and told it nothing.
             self._workers.tell([worker_id], DRAIN)

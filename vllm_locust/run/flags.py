@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any, Final
 
 from vllm_locust.capacity_options import CAPACITY_FLAGS, CAPACITY_SWITCHES
 
@@ -18,6 +21,8 @@ _SHOWN_IN_WEB_UI = frozenset(
 """Only these may be set from the start form. All others keep the command line's value whatever a request to /swarm
 says.
 """
+
+_TIME_SPANS: Final = frozenset(("run_time", "stop_timeout"))
 
 WEB_OPTIONS = frozenset(flag[2:].replace("-", "_") for flag in _SHOWN_IN_WEB_UI)
 
@@ -118,6 +123,20 @@ def add_flags(parser: Any) -> None:
         _add(group, flag, text, action="store_true")
     for flag, text in _REPEATABLE:
         _add(group, flag, text, action="append", default=[])
+
+
+def bound_time_spans(parser: Any) -> None:
+    """Locust's own times overflow where they are absurdly long; that is a wrong value like any other."""
+    for action in parser._actions:
+        if action.dest in _TIME_SPANS and action.type is not None:
+            action.type = functools.partial(_time_span, action.type)
+
+
+def _time_span(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is too long a time; write a shorter one") from None
 
 
 def _add(group: Any, flag: str, text: str, **settings: Any) -> None:

@@ -28,7 +28,7 @@ from vllm_locust.run.capacity_terms import terms_of
 from vllm_locust.run.controller import RunController
 from vllm_locust.run.course import ClosedCourse, Course, RunView, Search
 from vllm_locust.run.engine_time import steady_engine_time
-from vllm_locust.run.flags import add_flags
+from vllm_locust.run.flags import add_flags, bound_time_spans
 from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messenger
 from vllm_locust.run.open_course import OpenCourse
 from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS, plan_load
@@ -63,6 +63,7 @@ os.register_at_fork(after_in_child=_end_with_parent)
 
 def _on_parser(parser: Any, **_: Any) -> None:
     add_flags(parser)
+    bound_time_spans(parser)
 
 
 def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:

@@ -28,6 +28,8 @@ EXTEND = "vllm_locust.extend"
 STAGE = "vllm_locust.stage"
 """``stage``, ``start_unix_ns`` and ``end_unix_ns`` on the common clock: what is due then is also counted apart."""
 DRAIN = "vllm_locust.drain"
+ABANDON = "vllm_locust.abandon"
+"""The run could not begin: let go of it, there is nothing to ship."""
 SNAPSHOT = "vllm_locust.snapshot"
 FLUSHED = "vllm_locust.flushed"
 
@@ -66,6 +68,11 @@ class Messenger:
         """Whether the users run in other processes."""
         return isinstance(self._runner, MasterRunner)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether master and worker are this one process."""
+        return not isinstance(self._runner, MasterRunner | WorkerRunner)
+
     def spawn_users(self, users: int, spawn_rate: float) -> gevent.Greenlet:
         """Have that many users from now on. Locust adds or ends users at the rate given, over the workers there are;
         the greenlet ends when it has told them all. Asked again meanwhile, the new order stands.
@@ -86,7 +93,7 @@ class Messenger:
 
     def on(self, kind: str, handler: Handler) -> None:
         """Register the handler of a kind of message."""
-        if not isinstance(self._runner, MasterRunner | WorkerRunner):
+        if self.is_alone:
             self._local[kind] = handler
             return
 

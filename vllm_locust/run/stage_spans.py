@@ -30,6 +30,11 @@ class StageSpan:
     start_unix_ns: int
     end_unix_ns: int | None
 
+    @property
+    def base_name(self) -> str:
+        """Without the number that tells it from others of the same load."""
+        return self.load.name.partition(" #")[0]
+
     def value_at(self, time_unix_ns: int) -> float:
         """The planned load at a time within the stage or after it."""
         if self.end_unix_ns is None or self.load.kind == "hold":
@@ -75,16 +80,20 @@ def _mean_value(load: ProfileStage, part: float) -> float:
 def append_stretch(
     spans: Sequence[StageSpan], stretch: Stretch, quantity: Quantity, start_unix_ns: int
 ) -> tuple[StageSpan, ...]:
-    """The spans with a stretch that begins at the time given: a new stage, or more of the last one."""
+    """The spans with a stretch that begins at the time given: a new stage, or more of the last one. The second stage of
+    one name is its #2, for no two stages of a run have the same.
+    """
     if stretch.stage is None:
         return tuple(spans)
     length_ns = stretch.load.length_ns
     end_unix_ns = None if length_ns is None else start_unix_ns + length_ns
     if spans and spans[-1].stage == stretch.stage:
         return (*spans[:-1], replace(spans[-1], end_unix_ns=end_unix_ns))
+    same = sum(span.base_name == stretch.load.name for span in spans)
+    name = f"{stretch.load.name} #{same + 1}" if same else stretch.load.name
     span = StageSpan(
         stage=stretch.stage,
-        load=stretch.load,
+        load=replace(stretch.load, name=name),
         quantity=quantity,
         start_unix_ns=start_unix_ns,
         end_unix_ns=end_unix_ns,

@@ -25,7 +25,7 @@ from vllm_locust.load.worker import Assignment, LoadWorker
 from vllm_locust.record import FlushReport
 from vllm_locust.run.agreement import disagreements, version_problems, versions
 from vllm_locust.run.common_clock import shift_ns
-from vllm_locust.run.messenger import BEGIN, DRAIN, EXTEND, FLUSHED, PREPARE, READY, SNAPSHOT, STAGE, Messenger
+from vllm_locust.run.messenger import ABANDON, BEGIN, DRAIN, EXTEND, FLUSHED, PREPARE, READY, SNAPSHOT, STAGE, Messenger
 from vllm_locust.run.recovery import flushed_field
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.clock_offset import measure_clock_offset
@@ -64,22 +64,30 @@ class WorkerSide:
         """From this process's axis to the common clock."""
         self._left = Event()
         self._draining = False
+        self._abandoned: str | None = None
+        """The last run that never began; it may have been told while this worker was still being prepared for it."""
         messenger.on(PREPARE, self._on_prepare)
         messenger.on(BEGIN, self._on_begin)
         messenger.on(EXTEND, self._on_extend)
         messenger.on(STAGE, self._on_stage)
         messenger.on(DRAIN, self._on_drain)
+        messenger.on(ABANDON, self._on_abandon)
 
     def _on_prepare(self, _sender: str, payload: Any) -> None:
         try:
             self._prepare(payload)
         except VllmLocustError as error:
-            logger.error("This worker cannot take part in the run: %s", error)
+            if not self._messenger.is_alone:
+                # The master tells it too, in its own log.
+                logger.error("This worker cannot take part in the run: %s", error)
             self._refuse(payload, "; ".join(error.problems))
             return
         except Exception as error:
             logger.exception("This worker could not get ready")
             self._refuse(payload, f"{type(error).__name__}: {error}")
+            return
+        if self._abandoned == payload["run_id"]:
+            self.close()
             return
         fingerprint = None if self._schedule is None else self._schedule.fingerprint()
         self._answer(Ready(run_id=payload["run_id"], schedule_fingerprint=fingerprint, host=socket.gethostname()))
@@ -211,6 +219,12 @@ class WorkerSide:
     def _on_drain(self, _sender: str, payload: Any) -> None:
         if self._load_of(payload) is not None:
             self._drain()
+
+    def _on_abandon(self, _sender: str, payload: Any) -> None:
+        self._abandoned = payload["run_id"]
+        if self._load_of(payload) is not None:
+            logger.info("The run could not begin: this worker waits for the next")
+            self.close()
 
     @staticmethod
     def _load_of(payload: Any) -> LoadWorker | None:

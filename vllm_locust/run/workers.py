@@ -76,18 +76,22 @@ class RunWorkers:
         for worker_id in worker_ids:
             self._messenger.to_worker(worker_id, kind, {"run_id": self._run_id, **payload})
 
-    def on_ready(self, worker_id: str, payload: Any) -> str | None:
-        """Returns why a worker that was prepared cannot take part; None where it can."""
+    def on_ready(self, worker_id: str, payload: Any) -> bool:
+        """Whether this answers the preparation for this run, and not one of an earlier run."""
         try:
             answer = Ready.from_message(payload)
         except ValueError as error:
             self._refused_messages.add(READY, worker_id, error)
-            return None
+            return False
         if answer.run_id != self._run_id or worker_id not in self._prepared_ns:
-            return None
+            return False
         self._answers[worker_id] = answer
         self.preparation_ns = max(self.preparation_ns, clock.monotonic_ns() - self._prepared_ns[worker_id])
-        return answer.error
+        return True
+
+    def refusal(self, worker_id: str) -> str | None:
+        """Why a worker that has answered cannot take part; None where it can."""
+        return self._answers[worker_id].error
 
     def on_snapshot(self, worker_id: str, payload: Any) -> None:
         try:

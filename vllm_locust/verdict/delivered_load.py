@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from vllm_locust.verdict.evidence import Delivery, Evidence
@@ -36,7 +37,7 @@ def _slots_full(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         f"Requests were sent up to {time_text(wait)} after they were due (p99) because every slot was busy: "
         "TTFT from schedule includes the wait; raise -u to send them in time."
     )
-    return Reason("slots_full", Status.DEGRADED, sentence, wait)
+    return Reason("slots_full", Status.DEGRADED, sentence, wait, by_full_slots=True)
 
 
 def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
@@ -51,7 +52,7 @@ def _rate_missed(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         f"{evidence.sent_in_time} of {evidence.planned_arrivals} planned arrivals were sent in time "
         f"({percent_text(shortfall)} short{dropped}): the load was not the one asked for."
     )
-    return Reason("rate_missed", *_unless_slots_full(evidence, thresholds, severity, sentence), shortfall)
+    return _unless_slots_full(evidence, thresholds, Reason("rate_missed", severity, sentence, shortfall))
 
 
 def _stage_rate(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
@@ -68,7 +69,7 @@ def _stage_rate(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
         f"({percent_text(abs(worst.deviation))} {'more' if worst.deviation > 0 else 'fewer'}): "
         "its load was not the one asked for."
     )
-    return Reason("stage_rate", *_unless_slots_full(evidence, thresholds, severity, sentence), worst.deviation)
+    return _unless_slots_full(evidence, thresholds, Reason("stage_rate", severity, sentence, worst.deviation))
 
 
 def _arrival_process(evidence: Evidence, thresholds: Thresholds) -> Reason | None:
@@ -84,18 +85,17 @@ def _arrival_process(evidence: Evidence, thresholds: Thresholds) -> Reason | Non
         f"In stage {worst.stage} the gaps between requests vary by {number_text(worst.sent_gap_cv, 3)} of their mean, "
         f"and by {number_text(worst.planned_gap_cv, 3)} in the plan: the arrival process was not the one asked for."
     )
-    return Reason(
-        "arrival_process", *_unless_slots_full(evidence, thresholds, severity, sentence), worst.gap_cv_deviation
+    return _unless_slots_full(
+        evidence, thresholds, Reason("arrival_process", severity, sentence, worst.gap_cv_deviation)
     )
 
 
-def _unless_slots_full(
-    evidence: Evidence, thresholds: Thresholds, severity: Status, sentence: str
-) -> tuple[Status, str]:
+def _unless_slots_full(evidence: Evidence, thresholds: Thresholds, reason: Reason) -> Reason:
     """Where every slot was busy the user's own limit is the cause, and not the generator."""
     if not _slots_were_the_cause(evidence, thresholds):
-        return severity, sentence
-    return Status.DEGRADED, f"{sentence} Every slot was busy: raise -u."
+        return reason
+    sentence = f"{reason.sentence} Every slot was busy: raise -u."
+    return replace(reason, severity=Status.DEGRADED, sentence=sentence, by_full_slots=True)
 
 
 def _slots_were_the_cause(evidence: Evidence, thresholds: Thresholds) -> bool:

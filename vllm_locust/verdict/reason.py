@@ -80,6 +80,8 @@ class Reason:
     value: float | None
     fails_run: bool = False
     """Exit code 1, whatever else applies."""
+    by_full_slots: bool = False
+    """The user's own limit is the cause (``-u``), and not the generator."""
 
     def as_json(self) -> dict[str, Any]:
         return {
