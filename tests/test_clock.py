@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_bent_clock() -> None:
     assert bent.shift_ns(SECOND) == 5 * SECOND
     assert bent.shift_ns(11 * SECOND) == 3 * SECOND + 1_000_000
     assert bent.shift_ns(11 * SECOND - 1) == 5 * SECOND + 1_000_000
+
+
+def test_a_step_that_waits_for_a_file(tmp_path: Path) -> None:
+    bent = BentClock(f"step=3s@{tmp_path / 'now'}", started_ns=clock.monotonic_ns() - SECOND)
+    before_ns = clock.monotonic_ns()
+    assert bent.shift_ns(before_ns) == 0
+    (tmp_path / "now").touch()
+    clock.sleep(0.02)
+    assert bent.shift_ns(clock.monotonic_ns() + SECOND) == 3 * SECOND
+    assert bent.shift_ns(before_ns) == 0, "stamps from before are not moved"
 
 
 @pytest.mark.parametrize("spec", ["offset=5", "step=1s", "drift=1", "x=1s"])

@@ -5,8 +5,9 @@ The kernel stamps received bytes with CLOCK_REALTIME, so a stamp is brought to t
 ``unix_minus_monotonic_ns``, sampled in the same poll round.
 
 Tests bend the clocks of one process with ``VLLM_LOCUST_TEST_CLOCK``, for example ``offset=5s``, ``step=2s@10s`` (a
-step of 2 s, 10 s after the start) or ``drift=100ppm``, joined by commas. The wall clock and the kernel's stamps are
-bent together, as they are when an operator sets the clock; the monotonic clock never is.
+step of 2 s, 10 s after the start), ``step=2s@/tmp/now`` (when that file appears) or ``drift=100ppm``, joined by commas.
+The wall clock and the kernel's stamps are bent together, as they are when an operator sets the clock; the monotonic
+clock never is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ process_cpu_ns = time.process_time_ns
 
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _STARTED_NS = monotonic_ns()
+_LOOK_NS = 10_000_000
 
 
 def _duration(text: str) -> int:
@@ -39,13 +41,17 @@ class BentClock:
         self._started_ns = started_ns
         self._offset_ns = self._step_ns = self._step_at_ns = 0
         self._drift = 0.0
+        self._sign: str | None = None
+        """The file for which the step waits."""
+        self._looked_ns = started_ns
         for part in filter(None, spec.split(",")):
             key, _, value = part.partition("=")
             if key == "offset":
                 self._offset_ns = _duration(value)
             elif key == "step":
                 size, _, at = value.partition("@")
-                self._step_ns, self._step_at_ns = _duration(size), _duration(at)
+                self._step_ns = _duration(size)
+                self._step_at_ns, self._sign = (0, at) if at.startswith("/") else (_duration(at), None)
             elif key == "drift" and value.endswith("ppm"):
                 self._drift = float(value[:-3]) * 1e-6
             else:
@@ -53,8 +59,18 @@ class BentClock:
 
     def shift_ns(self, now_ns: int) -> int:
         elapsed = now_ns - self._started_ns
-        stepped = self._step_ns if self._step_ns and elapsed >= self._step_at_ns else 0
+        if self._sign is not None:
+            self._look_for_sign()
+        stepped = self._step_ns if self._sign is None and elapsed >= self._step_at_ns else 0
         return self._offset_ns + stepped + round(elapsed * self._drift)
+
+    def _look_for_sign(self) -> None:
+        now_ns = monotonic_ns()
+        if now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        if os.path.exists(str(self._sign)):
+            self._step_at_ns, self._sign = now_ns - self._started_ns, None
 
 
 _BENT = BentClock(spec, _STARTED_NS) if (spec := os.environ.get("VLLM_LOCUST_TEST_CLOCK")) else None

@@ -39,7 +39,10 @@ def drive(
     for line in process.stdout:
         if line == "end\n":
             break
-        assert line.startswith("{"), line + process.stdout.read()
+        if not line.startswith("{"):
+            # It would go on waiting for the next plan, and whoever reads to the end for it.
+            process.kill()
+            raise AssertionError(line + process.stdout.read())
         entry = json.loads(line)
         facts[entry["name"]] = entry
     assert len(facts) == sum(len(sequence) for sequences in rounds for sequence in sequences)

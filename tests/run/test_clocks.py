@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.run.simulated import LocustRun, end_of, free_port, simserver, start_locust
+from tests.run.simulated import LocustRun, end_of, free_port, simserver, start_locust, wait_for_text
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -17,21 +18,31 @@ FLAGS = ("--headless", "--only-summary", "--run-dir", "run", "-u", "8", "-r", "8
 
 def run_with_bent_worker(directory: Path, url: str, clock: str, duration: str) -> LocustRun:
     """The worker's wall clock is bent, the master's and the server's are not."""
-    port = str(free_port())
-    load = ("-t", duration, "--max-tokens", "20", "--force-length")
-    bind = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "1")
-    master = start_locust(directory, url, *bind, *FLAGS, *load)
-    flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", port)
-    worker = start_locust(directory, None, *flags, VLLM_LOCUST_TEST_CLOCK=clock)
+    master, worker = start_with_bent_worker(directory, url, clock, duration)
     run = end_of(master, directory)
     end_of(worker, directory, 20)
     return run
 
 
+def start_with_bent_worker(
+    directory: Path, url: str, clock: str, duration: str
+) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    port = str(free_port())
+    load = ("-t", duration, "--max-tokens", "20", "--force-length")
+    bind = ("--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "1")
+    master = start_locust(directory, url, *bind, *FLAGS, *load)
+    flags = ("--worker", "--master-host", "127.0.0.1", "--master-port", port)
+    return master, start_locust(directory, None, *flags, VLLM_LOCUST_TEST_CLOCK=clock)
+
+
 def test_a_step_of_the_wall_clock_moves_no_duration(tmp_path: Path) -> None:
     with simserver(tmp_path, *SLOW) as server:
-        # The worker is up after some two seconds: the step falls into the middle of the load.
-        run = run_with_bent_worker(tmp_path, server.url, "step=7s@6s", "8s")
+        now = tmp_path / "now"
+        master, worker = start_with_bent_worker(tmp_path, server.url, f"step=7s@{now}", "5s")
+        wait_for_text(server.truth_log, 40)
+        now.touch()
+        run = end_of(master, tmp_path)
+        end_of(worker, tmp_path, 20)
         server.stop()
         truth = {row["request_id"]: row for row in server.truth()}
     rows = run.requests()
@@ -53,8 +64,10 @@ def test_a_step_of_the_wall_clock_moves_no_duration(tmp_path: Path) -> None:
 
 def test_a_step_of_the_masters_clock_moves_no_window(tmp_path: Path) -> None:
     with simserver(tmp_path, *SLOW) as server:
-        flags = ("-t", "5s", "--max-tokens", "20", "--force-length")
-        load = start_locust(tmp_path, server.url, *FLAGS, *flags, VLLM_LOCUST_TEST_CLOCK="step=9s@5s")
+        flags, now = ("-t", "5s", "--max-tokens", "20", "--force-length"), tmp_path / "now"
+        load = start_locust(tmp_path, server.url, *FLAGS, *flags, VLLM_LOCUST_TEST_CLOCK=f"step=9s@{now}")
+        wait_for_text(server.truth_log, 40)
+        now.touch()
         run = end_of(load, tmp_path)
     window = run.json("run.json")["window"]
     assert 4.9 < (window["end_unix_ns"] - window["start_unix_ns"]) / 1e9 < 5.5, run.output
