@@ -74,14 +74,15 @@ def test_json_has_rates_and_percentiles_of_the_last_ten_seconds(pipe: Screen) ->
     progress = Progress("json")
     early, late = (1000,) * 10, (20,) * 99 + (50,)
     steps = [
+        (-5, known(0, 0)),
         (0, known(0, 0)),
         (1, known(12, 10, tokens=100, ttft_ms=early)),
         (11, known(112, 110, 5, tokens=600, ttft_ms=early + late)),
     ]
     for second, aggregate in steps:
         progress.show(second * SECOND, "window", 60 - second, lambda now=aggregate: now, stage="10/s", offered_rps=10.0)  # type: ignore[misc]
-    first, second_one, last = objects(pipe)
-    assert (first["recent_s"], first["achieved_rps"], first["ttft_p50_s"]) == (0, None, None), "nothing to compare with"
+    _, first, second_one, last = objects(pipe)
+    assert (first["recent_s"], first["achieved_rps"], first["ttft_p50_s"]) == (0, None, None), "nothing was sent"
     assert (second_one["recent_s"], second_one["achieved_rps"], second_one["output_tokens_per_s"]) == (1, 12, 100)
     assert second_one["ttft_p50_s"] == pytest.approx(1, rel=0.01)
     assert (last["recent_s"], last["achieved_rps"], last["requests_per_s"]) == (10, 10, 10.5)

@@ -1,6 +1,7 @@
 """The numbers of a run, from its run directory: ``summary.json``, schema 1.
 
-Reads ``requests.parquet`` twice in pieces: once for the numbers, once for the confidence of pooled percentiles. Kept
+Reads ``requests.parquet`` twice in pieces: once for the numbers, once for the confidence of pooled percentiles (the
+charts of ``report.html`` read it once more). Kept
 in memory are about 500 bytes for each request of the window, 60 for each of any phase, and 8 for each chunk.
 """
 

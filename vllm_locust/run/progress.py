@@ -2,7 +2,8 @@
 
 ``auto``: one line that is drawn anew each second, on a terminal; nothing where there is none. ``json``: one object a
 second, whose keys are those of ``_facts``. Counts are since the start of the load, warm-up included; rates and
-percentiles are of the last ``recent_s`` seconds, at most ten, and percentiles of the requests that ended in them.
+percentiles are of the last ``recent_s`` seconds, at most ten and none before the first request, and percentiles of the
+requests that ended in them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Progress:
             self._drawn = False
 
     def _facts(self, now_ns: int, now: RunAggregate) -> dict[str, Any]:
-        while self._recent and now_ns - self._recent[0][0] > RECENT_NS:
+        while self._recent and (now_ns - self._recent[0][0] > RECENT_NS or not now.sent):
             self._recent.popleft()
         before_ns, before = self._recent[0] if self._recent else (now_ns, now)
         try:

@@ -81,7 +81,7 @@
       const shown = label.length > 14 ? `${label.slice(0, 13)}…` : label;
       const width = (span.to_s - span.from_s) / (end - time.start_s);
       return [{ xAxis: span.from_s, name: width > (style.narrow ? 0.2 : 0.07) ? shown : "",
-        itemStyle: { color: `rgba(${style.shade}, ${outside ? 0.11 : i % 2 ? 0 : 0.03})` } }, { xAxis: span.to_s }];
+        itemStyle: { color: `rgba(${style.shade}, ${outside ? 0.12 : i % 2 ? 0.025 : 0.055})` } }, { xAxis: span.to_s }];
     }),
   });
   const line = (name, values, extra = {}) => ({
