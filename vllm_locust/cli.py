@@ -76,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="write a run's summary and reports anew, and print the table")
     report.add_argument("run_dir", type=Path, help="the run directory")
+    report.add_argument(
+        "--export",
+        action="append",
+        default=[],
+        choices=["csv", "jsonl", "openmetrics", "wandb", "mlflow"],
+        help="write the results in another form as well; repeatable",
+    )
     report.set_defaults(run=_report)
 
     _add_compare(commands)
@@ -198,10 +205,15 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from vllm_locust.run.merge import report_run
-    from vllm_locust.store.rundir import RunDirectory
+    from vllm_locust.store.rundir import RunDirectory, read_json
 
-    merged = report_run(RunDirectory(options.run_dir))
+    run_dir = RunDirectory(options.run_dir)
+    merged = report_run(run_dir)
     print(merged.text)
+    if options.export:
+        from vllm_locust.run.exports import export_run
+
+        export_run(run_dir, read_json(run_dir.run_json), merged.summary, options.export)
     return merged.exit_code
 
 

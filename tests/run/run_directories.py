@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.report.rows import BASE, SCHEMA, interval, request
+from tests.report.rows import BASE, HEALTH_SCHEMA, SCHEMA, interval, request
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.report.summary import summarize
 
@@ -45,6 +45,7 @@ def write_run(
     directory.mkdir(parents=True)
     table = pa.Table.from_pylist(rows, schema=SCHEMA.append(pa.field("arrival", pa.int64())))
     pq.write_table(table, directory / "requests.parquet")
+    pq.write_table(HEALTH_SCHEMA.empty_table(), directory / "workers.parquet")
     run = _run_json(directory.name, length_s, schedule, config or {}, tags or {}) | run_keys
     summary = summarize(run, directory / "requests.parquet")
     summary["verdict"] = {"status": verdict, "reasons": summary["verdict"]["reasons"]}

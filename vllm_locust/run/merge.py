@@ -29,6 +29,7 @@ from vllm_locust.report.summary import measure
 from vllm_locust.report.text import render_text
 from vllm_locust.run.arrivals import account_for_arrivals
 from vllm_locust.run.common_clock import WorkerClocks
+from vllm_locust.run.experiments import record_experiment
 from vllm_locust.run.recovery import MergeOrder, check_known, completed, read_control, take_in
 from vllm_locust.run.telemetry_merge import merge_telemetry
 from vllm_locust.slo import Slo, judge_requests, parse_slos
@@ -131,7 +132,16 @@ def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workloa
     write_json(run_dir.summary_json, summary)
     write_text(run_dir.report_txt, text)
     write_text(run_dir.report_html, render_html(summary, run, chart_data(measured, run_dir.requests_parquet, workers)))
+    _record(run_dir, run, summary)
     return Merged(summary, text)
+
+
+def _record(run_dir: RunDirectory, run: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """The run itself is whole without its line in the table of runs, so a fault there is only told."""
+    try:
+        record_experiment(run_dir, run, summary)
+    except StoreError as error:
+        sys.stderr.write(f"vllm-locust: {error}\n")
 
 
 def _if_there(path: Path) -> Path | None:

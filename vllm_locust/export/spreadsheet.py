@@ -1,0 +1,58 @@
+"""CSV that a spreadsheet takes as values only, and a table with one line for each run that is brought up to date."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+_BREAKS: Final = str.maketrans("\r\n\0", "   ")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "＝", "＋", "－", "＠")
+"""A cell that begins so is a formula to one spreadsheet or another (OWASP, CSV injection)."""
+
+
+def cell(value: object) -> str:
+    """Nothing for None. A text is kept in one line; one that could be a formula, also after leading blanks, gets an
+    apostrophe before it.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (bool, int, float)):
+        return str(value)
+    text = str(value).translate(_BREAKS)
+    return f"'{text}" if text.lstrip(" ").startswith(_FORMULA) else text
+
+
+def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    return _written(columns, ({name: cell(row.get(name)) for name in columns} for row in rows))
+
+
+def with_row(text: str, row: Mapping[str, Any], key: str) -> str:
+    """``text``, a table with a heading or nothing, with this row in the place of the one with the same ``key``, else at
+    its end. Columns that the row lacks stay empty, and those that the table lacks come after its own. Raises ValueError
+    where the table has no column ``key``.
+    """
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows = list(reader)
+    columns = list(reader.fieldnames or ())
+    if columns and key not in columns:
+        raise ValueError(f"it has no column {key}")
+    if any(None in one for one in rows):
+        raise ValueError("a line has more cells than the heading")
+    columns += [name for name in row if name not in columns]
+    new = {name: cell(value) for name, value in row.items()}
+    places = [place for place, one in enumerate(rows) if one[key] == new[key]]
+    if places:
+        rows[places[0]] = new
+    else:
+        rows.append(new)
+    return _written(columns, rows)
+
+
+def _written(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
