@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -32,7 +33,12 @@ class Server:
         self._process = subprocess.Popen(
             [server_binary(), *arguments, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        wait_until(self._socket.exists)
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        """Its socket is there a moment before it listens on it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            return connection.connect_ex(str(self._socket)) == 0
 
     def kill(self) -> None:
         if self._process is not None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.record import ArrivalRecord, HealthSample, RequestRecord
 from vllm_locust.store.columns import RequestColumns, arrivals_to_arrow, health_to_arrow
 from vllm_locust.store.schema import (
+    MAX_SPAN_NS,
+    MAX_UNIX_NS,
     SCHEMAS,
     BatchHeader,
     BatchKind,
@@ -40,8 +42,31 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+UNIX_NS = st.integers(0, MAX_UNIX_NS)
+SPAN_NS = st.integers(-MAX_SPAN_NS, MAX_SPAN_NS)
+BY_NAME: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "_unix_ns": {"int": UNIX_NS, "int | None": st.none() | UNIX_NS},
+    "_ns": {
+        "int": SPAN_NS,
+        "int | None": st.none() | SPAN_NS,
+        "list[int]": st.lists(SPAN_NS, max_size=5),
+        "list[int] | None": st.none() | st.lists(SPAN_NS, max_size=5),
+    },
+}
+
+
+def any_value(name: str, type_name: str) -> st.SearchStrategy[Any]:
+    """Any that a record may have in this field: times are bounded, and a worker speaks for itself."""
+    if name == "worker_id":
+        return st.just("w1")
+    suffix = next((suffix for suffix in BY_NAME if name.endswith(suffix)), None)
+    return BY_TYPE[type_name] if suffix is None else BY_NAME[suffix][type_name]
+
+
 def any_of(record_type: type) -> st.SearchStrategy[Any]:
-    return st.builds(record_type, **{field.name: BY_TYPE[str(field.type)] for field in fields(record_type)})
+    return st.builds(
+        record_type, **{field.name: any_value(field.name, str(field.type)) for field in fields(record_type)}
+    )
 
 
 def batch_of(records: list[RequestRecord], seq: int = 1, worker_id: str = "w1", run_id: str = "run") -> bytes:
@@ -153,9 +178,30 @@ def test_a_record_without_what_each_must_have_is_refused_before_it_is_sent() -> 
         columns.to_arrow()
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"sent_unix_ns": -1}, "out_of_range"),
+        ({"sent_unix_ns": MAX_UNIX_NS + 1}, "out_of_range"),
+        ({"scheduled_unix_ns": -(1 << 63)}, "out_of_range"),
+        ({"e2e_ns": MAX_SPAN_NS + 1}, "out_of_range"),
+        ({"chunk_ns": [1, (1 << 63) - 1]}, "out_of_range"),
+        ({"worker_id": "w2"}, "other_worker"),
+        ({"outcome": "splendid"}, "unknown_outcome"),
+    ],
+)
+def test_rows_that_no_worker_can_have_measured_are_refused(changed: dict[str, Any], reason: str) -> None:
+    columns = RequestColumns()
+    columns.append(request(1))
+    columns.append(replace(request(2), **changed))
+    with pytest.raises(BatchRefused) as refused:
+        decode_batch(encode_batch(BatchHeader("run", "w1", 1, BatchKind.REQUESTS), columns.to_arrow()), "run")
+    assert refused.value.reason == reason
+
+
 @pytest.mark.parametrize("worker_id", ["../../etc/passwd", "a:b|c{d}", "ünï 😀", "'; DROP", "-", "%s%n", "w" * 256])
 def test_a_strange_worker_id_is_only_a_string(worker_id: str) -> None:
-    assert decode_batch(batch_of([request(1)], worker_id=worker_id), "run").header.worker_id == worker_id
+    assert decode_batch(batch_of([request(1, worker_id)], worker_id=worker_id), "run").header.worker_id == worker_id
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,29 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vllm_locust.errors import StoreError
+from vllm_locust.outcome import Outcome
 
 SCHEMA_VERSION: Final = 2
 MAX_BATCH_BYTES: Final = 64 << 20
 MAX_BATCH_ROWS: Final = 1 << 20
 MAX_SEQ: Final = 1 << 53
 MAX_WORKER_ID_CHARS: Final = 256
+MAX_UNIX_NS: Final = 1 << 62
+"""In 2116."""
+MAX_SPAN_NS: Final = 10 * 366 * 86_400_000_000_000
+"""Ten years, as the longest duration of a flag."""
 
 _MAGIC: Final = b"VLB1"
 _FRAME: Final = struct.Struct("<4sI")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PREFIX = "vllm_locust."
+_OUTCOMES: Final = pa.array([str(outcome) for outcome in Outcome], pa.string())
 
 
 class BatchKind(StrEnum):
@@ -209,6 +216,7 @@ def decode_batch(payload: bytes, run_id: str) -> Batch:
     except (pa.ArrowException, OSError, EOFError, StopIteration, MemoryError, UnicodeDecodeError) as exc:
         raise BatchRefused("unreadable", f"a batch of {len(payload)} bytes is not an Arrow stream: {exc}") from exc
     check_rows(f"batch {header.seq} of {header.worker_id!r}", rows)
+    _check_worker(header, rows)
     return Batch(header, rows if version == SCHEMA_VERSION else _current_batch(rows, header.kind))
 
 
@@ -256,3 +264,25 @@ def check_rows(batch: str, rows: pa.RecordBatch) -> None:
     for index, field in enumerate(rows.schema):
         if not field.nullable and rows.column(index).null_count:
             raise BatchRefused("null_value", f"{batch} has no {field.name} in a row")
+        if field.name.endswith("_ns"):
+            _check_times(batch, field.name, rows.column(index))
+
+
+def _check_times(batch: str, name: str, times: pa.Array[Any]) -> None:
+    """Sums and differences of two of them stay within 64 bits."""
+    low, high = (0, MAX_UNIX_NS) if name.endswith("_unix_ns") else (-MAX_SPAN_NS, MAX_SPAN_NS)
+    # Untyped: the stubs know neither lists nor the pair.
+    values: Any = times
+    found: Any = pc.min_max(values.flatten() if pa.types.is_list(times.type) else values).as_py()
+    if found["min"] is not None and not low <= found["min"] <= found["max"] <= high:
+        raise BatchRefused("out_of_range", f"{batch} has a {name} from {found['min']} to {found['max']}")
+
+
+def _check_worker(header: BatchHeader, rows: pa.RecordBatch) -> None:
+    """A worker speaks for itself, and of outcomes that there are."""
+    if not pc.all(pc.equal(rows.column("worker_id"), pa.scalar(header.worker_id)), min_count=0).as_py():
+        raise BatchRefused("other_worker", f"batch {header.seq} of {header.worker_id!r} has rows of another worker")
+    if header.kind is BatchKind.REQUESTS:
+        known = pc.is_in(rows.column("outcome"), value_set=_OUTCOMES)
+        if not pc.all(known, min_count=0).as_py():
+            raise BatchRefused("unknown_outcome", f"batch {header.seq} of {header.worker_id!r} has an unknown outcome")
