@@ -62,6 +62,7 @@ CLEAN = StageFigures(
     name="10/s",
     load=10,
     ok_requests=200,
+    attempted=200,
     output_tokens=100,
     total_tokens_per_s=1000,
     ttft_n=200,
@@ -128,7 +129,7 @@ def test_a_server_with_time_to_spare() -> None:
 def test_nothing_is_known() -> None:
     """No rule fires, and none is silent about it."""
     found = diagnose(RunFigures(stages=[StageFigures(name="window")]))
-    assert (found.findings, found.not_found) == ((), ())
+    assert (found.findings, found.not_found) == ((), ("refusals",)), "no request was refused"
     assert dict(found.not_judged) == {
         "kv_cache_pressure": Need.SERVER,
         "queueing": Need.SERVER,
@@ -416,6 +417,15 @@ def test_no_long_prompts(figures: dict[str, Any]) -> None:
 
 def test_long_prompts_of_too_few_requests() -> None:
     assert answers(prefills(requests=199, stretched_share=0.9))["long_prompts"] is Need.PROMPT_LENGTHS
+
+
+def test_refusals() -> None:
+    found = finding("refusals", stage(attempted=1000, refused=250), stage(attempted=1000, refused=10))
+    assert found.sentence.startswith("250 of 1,000 requests (25 %) were refused with status 429 or 503: a limit of the")
+    assert (found.weight, len(found.stages)) == (0.25, 2)
+    assert "--max-queued-requests" in found.attempt
+    assert answers(stage(attempted=1000, refused=9))["refusals"] is None
+    assert answers(stage(attempted=19, refused=19))["refusals"] is None
 
 
 def test_client_bound() -> None:

@@ -211,13 +211,17 @@ def test_the_pages() -> None:
     search = searched(live(10, 0), live(30, 1), live(15, 2))
     found = summary([10, 30, 15], search)
     text = render_text(found)
-    lines = text[text.index("\nCAPACITY\n") + 1 : text.index("\nSTAGES")].splitlines()
+    lines = text[text.index("\nCAPACITY\n") + 1 : text.index("\nLOAD ")].splitlines()
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[1].startswith(f"  {found['capacity']['load']:.4g} requests/s within the SLOs (95 % interval ")
     heading = next(line for line in lines if line.startswith("  probe  "))
     assert "p90(ttft)" in heading
     assert "p99(chunk_gap)" in heading
     assert "GPU" not in heading, "nobody watched one"
+    assert "\nSTAGES" not in text, "they are the probes"
+    assert "  - below: probe 3, the highest load that met the SLOs, and probe 2, the lowest that did not" in text
+    assert [name for name in ("10/s", "30/s", "15/s") if f"LATENCY of stage {name}," in text] == ["30/s", "15/s"]
+    assert "  stage 10/s: " not in text
     page = render_html(found, {"command": ["locust"]})
     assert page.index(">Capacity</h2>") < page.index(">Load</h2>")
     kept = final_json(search, found["capacity"])

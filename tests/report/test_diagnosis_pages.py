@@ -216,7 +216,8 @@ def test_a_summary_holds_the_findings_and_what_was_not_judged() -> None:
     }
     assert (decoding["code"], decoding["figures"]["dram_activity"]) == ("memory_bound_decode", pytest.approx(0.55))
     assert diagnosis["not_found"] == [
-        *("kv_cache_pressure", "compute_bound", "throttling", "uneven_gpus", "client_bound", "network_bound"),
+        *("refusals", "kv_cache_pressure", "compute_bound", "throttling", "uneven_gpus", "client_bound"),
+        "network_bound",
     ]
     assert {rule["code"]: rule["needs"] for rule in diagnosis["not_judged"]} == {
         "long_prompts": Need.PROMPT_LENGTHS,
@@ -257,8 +258,8 @@ def test_a_run_in_which_nothing_limits() -> None:
     ]
     summary = summarize(run(0, 31), [batch(rows)], workers=[health([health_row(t) for t in range(30)])])
     assert summary["diagnosis"]["findings"] == []
-    assert summary["diagnosis"]["not_found"] == ["long_prompts", "client_bound", "buffered_stream"]
-    sentence = "None of the 3 limits that could be judged was found."
+    assert summary["diagnosis"]["not_found"] == ["refusals", "long_prompts", "client_bound", "buffered_stream"]
+    sentence = "None of the 4 limits that could be judged was found."
     assert sentence in render_text(summary)
     assert sentence in render_html(summary, run())
 

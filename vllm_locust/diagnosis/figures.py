@@ -84,6 +84,9 @@ class StageFigures:
     load: float | None = None
     """Requests/s offered, or users."""
     ok_requests: int = 0
+    attempted: int = 0
+    refused: int = 0
+    """With the answer 429 or 503."""
     output_tokens: float | None = None
     """Of one request, mean."""
     total_tokens_per_s: float | None = None

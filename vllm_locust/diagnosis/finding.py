@@ -39,6 +39,8 @@ class Need(StrEnum):
 class Thresholds:
     """A share or a ratio that is equal to its threshold fires."""
 
+    refused_share: float = 0.01
+    """Of the requests; of one that the server takes none is refused."""
     queue_share: float = 0.5
     """Of the mean time to the first token."""
     waiting_mean: float = 1.0
@@ -124,6 +126,7 @@ Answer = Finding | Need | None
 Rule = Callable[[StageFigures, RunFigures, Thresholds], Answer]
 
 TITLES: Final[Mapping[str, str]] = {
+    "refusals": "refused requests",
     "kv_cache_pressure": "KV-cache pressure",
     "queueing": "queueing",
     "long_prompts": "long prompts in the way",

@@ -79,6 +79,29 @@ def _long_ttft_ratio(prefills: PrefillFigures) -> float | None:
     return None if long_ns is None or not rest_ns else long_ns / rest_ns
 
 
+def _refusals(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answer:
+    if stage.attempted < limits.min_requests:
+        return None
+    share = stage.refused / stage.attempted
+    if share < limits.refused_share:
+        return None
+    return Finding(
+        code="refusals",
+        weight=min(share, 1.0),
+        sentence=(
+            f"{stage.refused:,} of {stage.attempted:,} requests ({percent_text(share)}) were refused with status 429 "
+            "or 503: a limit of the server, or of what lies before it, was reached; the latencies are of those let in."
+        ),
+        figures={"refused": float(stage.refused), "refused_share": share},
+        attempt=(
+            "a larger bound where there is one (SGLang --max-queued-requests, TGI --max-concurrent-requests, Ray Serve "
+            "max_queued_requests, the rate and connection limits of a gateway; vLLM itself queues); more replicas; or "
+            "less load"
+        ),
+        confirm="none is refused at the same load, and TTFT shows the wait instead",
+    )
+
+
 def _client_bound(_: StageFigures, run: RunFigures, __: Thresholds) -> Answer:
     if not run.worker_samples:
         return Need.WORKER_HEALTH
@@ -191,6 +214,7 @@ def _buffered(weight: float, how: str, figures: dict[str, float | None]) -> Find
 
 
 STREAM_RULES: Final[tuple[tuple[str, Rule], ...]] = (
+    ("refusals", _refusals),
     ("long_prompts", _long_prompts),
     ("client_bound", _client_bound),
     ("network_bound", _network_bound),

@@ -111,3 +111,22 @@ def overloads(capacity: Json) -> list[str]:
         for number, probe in enumerate(capacity["probes"], start=1)
         if probe["overload"]
     ]
+
+
+def told_stages(capacity: Json | None, stages: Sequence[Json]) -> tuple[Sequence[Json], str | None]:
+    """The stages that the page tells in full, and why only those: of a search the probes on both sides of the capacity,
+    since the table of probes has the rest.
+    """
+    if capacity is None or len(stages) <= 2:
+        return stages, None
+    mine = [(number, probe) for number, probe in enumerate(capacity["probes"], start=1) if probe["stage"] is not None]
+    held = [one for one in mine if not one[1]["left_out"] and one[1]["held"] is True]
+    missed = [one for one in mine if not one[1]["left_out"] and one[1]["held"] is False]
+    sides = [
+        (max(held, key=lambda one: float(one[1]["load"]), default=None), "the highest load that met the SLOs"),
+        (min(missed, key=lambda one: float(one[1]["load"]), default=None), "the lowest that did not"),
+    ]
+    known = [(*one, why) for one, why in sides if one is not None] or [(*mine[-1], "the last")]
+    numbers = {probe["stage"] for _, probe, _ in known}
+    words = ", and ".join(f"probe {number}, {why}" for number, _, why in known)
+    return [stage for stage in stages if stage["stage"] in numbers], f"below: {words}; summary.json has them all"

@@ -39,7 +39,10 @@ def diagnosis_json(
 ) -> dict[str, Any]:
     """``stages`` and ``cold_start`` as in ``summary.json``; of ``reading`` both passes are over."""
     run = RunFigures(
-        stages=[_stage(stage, reading.prefills[stage["stage"]].figures()) for stage in stages],
+        stages=[
+            _stage(stage, reading.prefills[stage["stage"]].figures(), reading.stages[stage["stage"]].refused)
+            for stage in stages
+        ],
         cold_start=None if cold_start is None else _cold_start(cold_start),
         worker_samples=health.samples or 0,
         doubts=[
@@ -73,13 +76,15 @@ def _ns(value_s: float | None) -> float | None:
     return None if value_s is None else value_s * 1e9
 
 
-def _stage(stage: Json, prefills: PrefillFigures) -> StageFigures:
+def _stage(stage: Json, prefills: PrefillFigures, refused: int) -> StageFigures:
     ttft, gap, in_flight = stage["ttft_s"], stage["chunk_gap_s"], stage["in_flight"]
     ok, output, length_s = stage["requests"]["ok"], stage["output_tokens_per_s"], stage["length_s"]
     return StageFigures(
         name=stage["name"],
         load=next((load for load in (stage["offered_rps"], stage["users"]) if load is not None), in_flight["mean"]),
         ok_requests=ok,
+        attempted=stage["requests"]["attempted"],
+        refused=refused,
         output_tokens=output * length_s / ok if output is not None and length_s and ok else None,
         total_tokens_per_s=stage["total_tokens_per_s"],
         ttft_n=ttft["n"],

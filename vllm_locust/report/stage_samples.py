@@ -85,6 +85,10 @@ class BoundedGaps:
                 )
 
 
+REFUSED: Final = (429, 503)
+"""Status codes of a server, or of what lies before it, that does not take a request for now."""
+
+
 class StageSamples:
     """Filled batch by batch; ``settle`` puts the requests into the order of sending."""
 
@@ -93,6 +97,8 @@ class StageSamples:
         self.gaps = {name: BoundedGaps() for name in POOLED}
         self.widths = PooledSample()
         """Of the chunks of ok requests that have no stamp of their own: the interval in which each came."""
+        self.refused = 0
+        """Requests that got the answer 429 or 503."""
         self._sent: list[Ints] = []
         self._flags: dict[str, list[Flags]] = {}
         self._floats: dict[str, list[Floats]] = {}
@@ -107,6 +113,7 @@ class StageSamples:
         self._sent.append(columns.ints("sent_unix_ns")[mine])
         outcomes = columns.texts("outcome")
         self.outcomes.update(str(outcomes[row]) for row in np.flatnonzero(mine))
+        self.refused += int((np.isin(columns.ints("http_status"), REFUSED) & mine & ~columns.ok).sum())
         values = {name: columns.metric_ns(name) for name in _TIMES}
         good, decided = judge_requests(slos, columns.ok, columns.slo_values_ns())
         flags = (columns.ok, columns.flags("streamed"), good, decided, columns.known("scheduled_unix_ns"))
@@ -143,6 +150,7 @@ class StageSamples:
         whole = cls()
         for part in parts:
             whole.outcomes.update(part.outcomes)
+            whole.refused += part.refused
             whole._sent += part._sent
             for name, flags in part._flags.items():
                 whole._flags.setdefault(name, []).extend(flags)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.report import figures
-from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_lines
+from vllm_locust.report.capacity_text import capacity_sentences, overloads, probe_lines, told_stages
 from vllm_locust.report.diagnosis_text import not_judged, nothing_found, where
 from vllm_locust.report.gpu_table import GPU_ROWS, gpu_remarks, has_gpu
 from vllm_locust.report.host_table import has_hosts, host_rows
@@ -34,24 +34,26 @@ Json = Mapping[str, Any]
 
 def render_text(summary: Json, *, colour: bool = False) -> str:
     """The verdict first, then the numbers, then what they rest on."""
+    capacity, (stages, which) = summary["capacity"], told_stages(summary["capacity"], summary["stages"])
+    told = {**summary, "stages": stages}
     sections = [
         _verdict(summary, colour),
-        _capacity(summary["capacity"]),
+        _capacity(capacity, which),
         [
-            *stage_lines(summary["stages"], _stage_heading),
-            *_wrapped(f"- {printable(remark)}" for remark in all_remarks(summary)),
+            *(stage_lines(stages, _stage_heading) if capacity is None else []),
+            *_wrapped(f"- {printable(remark)}" for remark in all_remarks(told)),
         ],
         _diagnosis(summary["diagnosis"], summary["stages"]),
-        *(_beside(part, "LOAD", _LOAD_ROWS) for part in _abreast(summary["stages"])),
-        _latency(summary),
-        *(_beside(part, "SERVER", SERVER_ROWS) for part in _abreast(summary["stages"]) if has_server(part)),
-        *(_beside(part, "GPU", GPU_ROWS) for part in _abreast(summary["stages"]) if has_gpu(part)),
-        *(_beside(part, "HOSTS", host_rows(part)) for part in _abreast(summary["stages"]) if has_hosts(part)),
-        _slos(summary["slo"]),
+        *(_beside(part, "LOAD", _LOAD_ROWS) for part in _abreast(stages)),
+        _latency(told),
+        *(_beside(part, "SERVER", SERVER_ROWS) for part in _abreast(stages) if has_server(part)),
+        *(_beside(part, "GPU", GPU_ROWS) for part in _abreast(stages) if has_gpu(part)),
+        *(_beside(part, "HOSTS", host_rows(part)) for part in _abreast(stages) if has_hosts(part)),
+        _slos(summary["slo"], with_stages=capacity is None),
         _errors(summary["errors"]),
         _health(summary["health"]["workers"], summary["coalesced"], summary["totals"]["all_phases"]),
         _workload(summary["workload"]),
-        _notes(summary),
+        _notes(told),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
@@ -86,11 +88,12 @@ def _verdict(summary: Json, colour: bool) -> list[str]:
     return [line, *_wrapped(others), f"Run {printable(summary['run_id'])}{name}"]
 
 
-def _capacity(capacity: Json | None) -> list[str]:
+def _capacity(capacity: Json | None, which: str | None) -> list[str]:
     if capacity is None:
         return []
     sentences = [f"  {printable(sentence)}" for sentence in capacity_sentences(capacity)]
     ends = [f"  - {printable(sentence)}" for sentence in overloads(capacity)]
+    ends += [f"  - {which}"] if which is not None else []
     return ["CAPACITY", *_wrapped(sentences), *probe_lines(capacity), *_wrapped(ends)]
 
 
@@ -221,9 +224,9 @@ def _latency_line(label: str, block: Json) -> str:
     return f"  {label:<20}{figures.count(block['n']):>9}{values}".rstrip()
 
 
-def _slos(slo: Json) -> list[str]:
+def _slos(slo: Json, *, with_stages: bool) -> list[str]:
     lines = [f"  good request: {printable(text)}" for text in slo["per_request"]]
-    for entry in slo["stages"]:
+    for entry in slo["stages"] if with_stages else ():
         word = {True: "met", False: "MISSED", None: "not measured"}[entry["met"]]
         lines.append(
             f"  stage {printable(entry['stage_name'])}: {printable(entry['slo'])} {word} ({_slo_value(entry)})"
