@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from pathlib import Path
@@ -75,7 +76,9 @@ def test_a_vllm_that_is_started_anew_in_the_run(serve_script: str, tmp_path: Pat
     common = ("--headless", "--only-summary", "--run-dir", "run", "--max-failures", "100%", "--progress", "json")
     with vllm_server(serve_script, first) as before:
         port = int(before.url.rpartition(":")[2])
-        load = start_locust(tmp_path, before.url, *common, "-u", "4", "-r", "4", "-t", "90s", *LOAD, **ALL)
+        # A server may take minutes to start on a busy machine, the more so where users try without a pause meanwhile.
+        paced = ("-u", "4", "-r", "4", "-t", "300s", "--think-time", "200ms")
+        load = start_locust(tmp_path, before.url, *common, *paced, *LOAD, **ALL)
         try:
             assert load.stdout is not None
             assert any('"window"' in line for line in load.stdout), "the run ended before its window"
@@ -83,7 +86,9 @@ def test_a_vllm_that_is_started_anew_in_the_run(serve_script: str, tmp_path: Pat
             before.kill()
             wait_until_refused(port)
             with vllm_server(serve_script, second, port=port):
-                run = end_of(load, tmp_path, 200)
+                time.sleep(5)
+                load.send_signal(signal.SIGINT)
+                run = end_of(load, tmp_path, 100)
         finally:
             load.kill()
     server = run.summary["stages"][0]["server"]
