@@ -218,9 +218,21 @@ def test_there_is_a_knee_among_the_stages() -> None:
     assert rising["knee"] is None
     assert load_curve(summary([(10, 1.0)])) is None
     probes = [{"stage": n, "left_out": "late" if n == 0 else None, "held": n == 1} for n in range(3)]
-    of_search = load_curve(summary([(30, 9.0), (10, 1.0), (20, 1.2)], probes=probes, knee=None))
+    earlier: dict[str, Any] = {
+        "stage": None,
+        "left_out": None,
+        "held": False,
+        "load": 40,
+        "completed_rps": 22.0,
+        "latency_s": 5.0,
+    }
+    earlier |= {"overload": "a queue grew", "figures": {"output_tokens_per_s": 700}}
+    stages = [(30.0, 9.0), (10.0, 1.0), (20.0, 1.2)]
+    of_search = load_curve(summary(stages, probes=[*probes, earlier], knee=None, unit="requests/s"))
     assert of_search is not None
-    assert [(point["requests_per_s"], point["held"]) for point in of_search["points"]] == [(10, True), (20, False)]
+    shown = [(point["offered_rps"], point["requests_per_s"], point["held"]) for point in of_search["points"]]
+    assert shown == [(10, 10, True), (20, 20, False), (40, 22, False)]
+    assert (of_search["points"][2]["e2e_p50"], of_search["points"][2]["ttft_p50"]) == (5, None)
 
 
 def test_nothing_to_draw_without_a_window_or_a_request() -> None:

@@ -12,8 +12,13 @@ import pytest
 from playwright.sync_api import Dialog, Page
 
 from tests.report.big_run import Size, page
+from tests.report.rows import batch, request
+from tests.report.rows import run as facts
 from tests.run.simulated import FAST, LocustRun, end_of, simserver, start_locust
 from tests.web.browser import browser_page, chromium
+from vllm_locust.report.charts.chart_data import chart_data
+from vllm_locust.report.html import render_html
+from vllm_locust.report.summary import measure
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'{{7*7}}"
 CHARTS = ("load-curve", "course", "ttft-course", "e2e-course", "gap-map", "percentiles", "by-prompt", "by-output")
@@ -119,6 +124,17 @@ def test_every_size_and_scheme(made: Path, tmp_path: Path, width: int, dark: boo
         tab.select_option("#course-gpu", index=1)
         tab.select_option("#percentiles-of", value="stage:1")
         assert_drawn(tab, ("course", "percentiles"))
+
+
+def test_a_run_in_which_nothing_was_ok(tmp_path: Path) -> None:
+    rows = [batch([request(10 + n, outcome="http_error", http_status=500, error=HOSTILE) for n in range(9)])]
+    found = measure(facts(), rows)
+    report = tmp_path / "report.html"
+    report.write_text(render_html(found.summary, facts(), chart_data(found, rows, None)), encoding="utf-8")
+    with opened(report, tmp_path / "profile") as shown:
+        assert_drawn(shown.page, ("course", "failures-course"))
+        visible = shown.page.locator(".chart:visible").evaluate_all("all => all.map((one) => one.id)")
+        assert visible == ["course", "failures-course"], "no empty axes"
 
 
 def test_charts_over_time_zoom_together(made: Path, tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ _LONGEST_PART: Final = 20_000
 """Characters of a part of ``run.json``."""
 _FIRST: Final = {name: place for place, name in enumerate(("ttft", "ttft_from_schedule", "schedule_lag"))}
 """Side by side: a queue before the server shows in the second and the third, and not in the first."""
+_ALWAYS: Final = ("ttft", "tpot", "itl", "e2e")
+"""Rows that say so where nothing was measured."""
 _CARD_COLUMNS: Final = ("mean_s", "p50_s", "p90_s", "p99_s")
 
 
@@ -52,6 +54,7 @@ def render_html(summary: Mapping[str, Any], run: Mapping[str, Any], charts: Mapp
             headline=headline(summary),
             model=(run.get("config") or {}).get("model") or (run.get("server") or {}).get("model"),
             targets=_targets(run.get("config") or {}),
+            always=_ALWAYS,
             drawn=DRAWN,
             described=list(_described(run)),
             command=_command(run.get("command")),

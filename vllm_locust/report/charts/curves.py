@@ -61,9 +61,11 @@ def _within(n: int, shares: Sequence[Fraction]) -> list[Fraction]:
 
 
 def load_curve(summary: Json) -> dict[str, Any] | None:
-    """A point for each hold, in order of its load; None where there are fewer than two."""
+    """A point for each hold, and for each probe of an earlier run that counts, in order of the load; None where there
+    are fewer than two.
+    """
     left_out, held = _judged(summary["capacity"])
-    points = [
+    points = _earlier(summary["capacity"]) + [
         {
             "name": stage["name"],
             "users": stage["users"],
@@ -83,13 +85,36 @@ def load_curve(summary: Json) -> dict[str, Any] | None:
     return {"points": points, "knee": _knee(summary["capacity"], points)}
 
 
+def _earlier(capacity: Json | None) -> list[dict[str, Any]]:
+    """Of them only the figures that the search keeps are known."""
+    if capacity is None:
+        return []
+    blank = dict.fromkeys(f"{metric}_{p}" for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
+    in_users = capacity["unit"] == "users"
+    return [
+        blank
+        | {
+            "name": "of an earlier run",
+            "users": probe["load"] if in_users else None,
+            "offered_rps": None if in_users else probe["load"],
+            "requests_per_s": probe["completed_rps"],
+            "output_tokens_per_s": probe["figures"].get("output_tokens_per_s"),
+            "e2e_p50": probe["latency_s"],
+            "overloaded": probe["overload"] is not None,
+            "held": probe["held"],
+        }
+        for probe in capacity["probes"]
+        if probe["stage"] is None and not probe["left_out"] and probe["completed_rps"]
+    ]
+
+
 def _load(point: Json) -> float:
     return float(next(x for x in (point["offered_rps"], point["users"], point["requests_per_s"]) if x is not None))
 
 
 def _judged(capacity: Json | None) -> tuple[set[int], dict[int, bool | None]]:
     """Of the probes of this run's stages: those that do not count, and which met the SLOs."""
-    probes = () if capacity is None else capacity["probes"]
+    probes = () if capacity is None else [probe for probe in capacity["probes"] if probe["stage"] is not None]
     return {one["stage"] for one in probes if one["left_out"]}, {one["stage"]: one["held"] for one in probes}
 
 
