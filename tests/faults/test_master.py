@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.faults.cluster import SHORT, books, cluster, codes, seconds_since, se
 from tests.faults.network import Network
 from tests.faults.redis_host import RedisHost
 from tests.run.simulated import LocustRun, end_of, start_locust
+from tests.store.servers import wait_until
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -66,38 +68,61 @@ def fill(path: Path) -> None:
 
 
 def test_a_full_run_directory(network: Network, redis: RedisHost, tmp_path: Path) -> None:
+    """Two runs at once: over many hosts, and in one process with the embedded Valkey, which then outlives it."""
     run_dir = tmp_path / "run"
+    load = ("-u", "20", "-r", "20", "-t", "6s", "--warmup-requests", "10", *SHORT)
     with small_disk(run_dir, "4m"), server_host(network, tmp_path) as server:
-        load = ("--redis-url", redis.url, "-u", "20", "-r", "20", "-t", "6s", "--warmup-requests", "10", *SHORT)
-        with cluster(network, tmp_path, server.url, *load) as run:
+        with cluster(network, tmp_path, server.url, "--redis-url", redis.url, *load) as run:
             run.start_workers()
+            flags = ("--headless", "--only-summary", "--run-dir", "run/alone", *load)
+            alone = start_locust(tmp_path, server.url, *flags, on=network["client1"].on())
             wait_for_requests(server, 60)
+            wait_until((run_dir / "alone" / "run.json").exists, 20)
             filler = run_dir / "filler"
             with pytest.raises(OSError, match="No space left"):
                 fill(filler)
             begin = time.monotonic()
-            ended = run.end()
-            assert seconds_since(begin) < 75
-            assert ended.exit_code == 1, ended.output
-            assert "Traceback" not in ended.output + "".join(ended.worker_outputs)
-            told = [line for line in ended.output.splitlines() if "No space left on device" in line]
-            assert 1 <= len(told) <= 4, told
-            run_id = re.search(r"Run ([0-9]{8}-[0-9]{6}-[0-9a-f]{6}):", ended.output)
-            assert run_id is not None
-            assert f"vllm-locust merge run --redis-url {redis.url}" in ended.output
-            assert redis.command("XLEN", f"vllm_locust:1:run:{run_id[1]}:records") != "0"
-            still_full = run.merge("run", "--redis-url", redis.url)
-            assert still_full.exit_code == 1
-            assert "No space left on device" in still_full.output
-            assert "Traceback" not in still_full.output
-            filler.unlink()
-            merged = run.merge("run", "--redis-url", redis.url)
-            book = books(merged, server)
-        assert merged.exit_code in (0, 4), merged.output
-        assert not book.lost
-        assert {row["outcome"] for row in book.rows.values()} == {"ok"}
-        assert merged.json("run.json")["records"] == NOTHING_MISSING
-        assert merged.json("run.json")["stopped_early"] is None
+            ended, ended_alone = run.end(), end_of(alone, tmp_path)
+            assert seconds_since(begin) < 80
+            assert f"vllm-locust merge run --redis-url {redis.url}" in told(ended)
+            found = re.search(r"merge run/alone --redis-url (\S+)", told(ended_alone))
+            assert found is not None
+            with stopped_at_last(found[1]):
+                for name, url in (("run", redis.url), ("run/alone", found[1])):
+                    still_full = run.merge(name, "--redis-url", url)
+                    assert told(still_full)
+                filler.unlink()
+                merged = run.merge("run", "--redis-url", redis.url)
+                merged_alone = run.merge("run/alone", "--redis-url", found[1])
+        merged_alone.run_dir = run_dir / "alone"
+        server.stop()
+        rows = [row for one in (merged, merged_alone) for row in one.requests()]
+        assert sorted(row["request_id"] for row in rows) == sorted(row["request_id"] for row in server.truth())
+        assert {row["outcome"] for row in rows} == {"ok"}
+        for one in (merged, merged_alone):
+            assert one.exit_code in (0, 4), one.output
+            assert one.json("run.json")["records"] == NOTHING_MISSING
+            assert one.json("run.json")["stopped_early"] is None
+
+
+def told(run: LocustRun) -> str:
+    """What a run that failed for want of space has said: not much, and no traceback."""
+    assert run.exit_code == 1, run.output
+    assert "Traceback" not in run.output
+    lines = [line for line in run.output.splitlines() if "No space left on device" in line]
+    assert 1 <= len(lines) <= 4, lines
+    return run.output
+
+
+@contextmanager
+def stopped_at_last(url: str) -> Iterator[None]:
+    """An embedded Valkey that was left by its run."""
+    try:
+        yield
+    finally:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(url.removeprefix("unix://"))
+            connection.sendall(b"SHUTDOWN NOSAVE\r\n")
 
 
 def test_two_runs_at_once_on_one_redis(network: Network, redis: RedisHost, tmp_path: Path) -> None:

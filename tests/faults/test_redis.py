@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -133,26 +135,42 @@ def percentile(values: list[float], q: float) -> float:
     return sorted(values)[int(q * (len(values) - 1))]
 
 
-def test_a_redis_that_does_not_come_back(network: Network, redis: RedisHost, tmp_path: Path) -> None:
-    """The run ends with 1 and says where the records are; with them a merge completes it."""
+def test_a_redis_that_does_not_come_back_and_a_worker_killed_meanwhile(
+    network: Network, redis: RedisHost, tmp_path: Path
+) -> None:
+    """The run ends with 1 and says where the records are; a merge takes them in, those that the killed worker had
+    spooled too.
+    """
     with server_host(network, tmp_path) as server:
-        load = ("--redis-url", redis.url, "-u", "20", "-r", "20", "-t", "6s", "--warmup-requests", "10", *SHORT)
+        load = ("--redis-url", redis.url, "-u", "20", "-r", "20", "-t", "9s", "--warmup-requests", "10", *SHORT)
         with cluster(network, tmp_path, server.url, *load) as run:
             run.start_workers()
             wait_for_requests(server, 80)
             redis.kill()
+            wait_for_requests(server, 200)
+            killed_ns = time.time_ns()
+            os.killpg(run.workers["client2"].pid, signal.SIGKILL)
             begin = time.monotonic()
             ended = run.end()
-            assert seconds_since(begin) < 75
+            assert seconds_since(begin) < 60
             assert ended.exit_code == 1, ended.output
-            assert "spool_left" in codes(ended)
+            assert {"spool_left", "workers_missing"} <= codes(ended)
             assert "Traceback" not in ended.output + "".join(ended.worker_outputs)
-            spools = [run.disk(name) / "spool" for name in ("client1", "client2")]
-            for spool in spools:
-                (file,) = spool.iterdir()
-                assert file.name in (tmp_path / "run" / "summary.json").read_text()
-            merged = run.merge("run", *(word for spool in spools for word in ("--spool", str(spool))))
+            spools = {name: run.disk(name) / "spool" for name in ("client1", "client2")}
+            files = {name: next(spool.iterdir()).name for name, spool in spools.items()}
+            assert files["client1"] in (tmp_path / "run" / "summary.json").read_text()
+            before = len(ended.requests())
+            merged = run.merge("run", *(word for spool in spools.values() for word in ("--spool", str(spool))))
             book = books(merged, server)
-    assert not book.lost
-    assert merged.exit_code in (0, 4), merged.output
-    assert not {"records_lost", "spool_left"} & codes(merged)
+    assert len(book.rows) > before
+    assert merged.exit_code == 1, merged.output
+    assert "workers_missing" in codes(merged)
+    assert "spool_left" not in codes(merged)
+    assert len(book.lost) >= 10, "the killed worker's ten users were in the middle of a request each"
+    assert all(book.truth[name]["received_unix_ns"] > killed_ns - 4 * 10**9 for name in book.lost)
+    (missing,) = merged.json("run.json")["workers"]["missing"]
+    of_missing = [row for row in book.rows.values() if row["worker_id"] == missing]
+    assert max(row["sent_unix_ns"] for row in of_missing) > killed_ns - 4 * 10**9, "spooled until shortly before"
+    lost_prefixes = {name.rpartition("-")[0] for name in book.lost}
+    assert lost_prefixes == {of_missing[0]["request_id"].rpartition("-")[0]}
+    assert 0 < merged.json("run.json")["records"]["lost"] <= len(book.lost)

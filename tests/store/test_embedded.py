@@ -61,6 +61,19 @@ def test_beyond_its_memory_it_refuses_and_evicts_nothing() -> None:
     embedded.stop()
 
 
+def test_it_stays_where_it_is_told_to_and_holds_nobodys_output_open() -> None:
+    leave = STARTER.replace("; input()", "; e.leave(2)")
+    parent = subprocess.run(
+        [sys.executable, "-c", leave], cwd=REPOSITORY, capture_output=True, text=True, timeout=20, check=True
+    )
+    store = RunStore(redis_options(parent.stdout.strip()), "run")
+    store.check_server()
+    store.close()
+    directory = Path(parent.stdout.strip().removeprefix("unix://")).parent
+    wait_until(lambda: not directory.exists(), 20)
+    assert not commands_with(str(directory))
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_it_ends_with_its_parent_however_that_ends(ending: signal.Signals) -> None:
     parent = subprocess.Popen(

@@ -49,6 +49,8 @@ from vllm_locust.store.rundir import RunDirectory, write_json
 logger = logging.getLogger(__name__)
 
 RECORDER_TIMEOUT_S = 60.0
+STAY_S = 3600
+"""An embedded Valkey that holds records which could not be written outlives the run for so long."""
 TELEMETRY_BEFORE_NS = 2_000_000_000
 """Who has published so shortly before a run is expected to go on."""
 
@@ -373,8 +375,9 @@ class RunController:
             report = None
         self._recorder = None
         if report is None or not report.drained:
-            url = None if self._valkey is not None else self._redis_url
-            logger.error("%s", left_in_redis(report, self.run_dir, url))
+            valkey, self._valkey = self._valkey, None
+            url = self._redis_url if valkey is None or valkey.leave(STAY_S) else None
+            logger.error("%s", left_in_redis(report, self.run_dir, url, None if valkey is None else STAY_S))
         return report
 
     def _merge(self) -> None:

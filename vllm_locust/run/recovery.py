@@ -98,16 +98,19 @@ class MergeOrder:
         )
 
 
-def left_in_redis(report: RecorderReport | None, run_dir: RunDirectory, redis_url: str | None) -> str:
-    """What to do where the recorder could not drain the streams. ``redis_url`` is None for an embedded server, which
-    ends with the run.
+def left_in_redis(
+    report: RecorderReport | None, run_dir: RunDirectory, redis_url: str | None, stays_s: int | None
+) -> str:
+    """What to do where the recorder could not drain the streams. ``redis_url`` is None where the embedded server is no
+    more; ``stays_s`` for how long it is still there.
     """
     why = "" if report is None else f" ({report.error})"
     if redis_url is None:
-        return f"Records were left in the embedded Valkey{why}: those that no spool holds are lost with it"
+        return f"The embedded Valkey was lost{why}: what no spool holds is lost with it"
+    stays = "" if stays_s is None else f", within {stays_s} s, for which the embedded Valkey stays"
     return (
-        f"Not all records came out of Redis{why}; when that is mended: vllm-locust merge {run_dir.path} --redis-url "
-        f"{redis_url} (and --redis-password-file, if it has a password)"
+        f"Not all records came out of Redis{why}; when that is mended{stays}: vllm-locust merge {run_dir.path} "
+        f"--redis-url {redis_url} (and --redis-password-file, if it has a password)"
     )
 
 

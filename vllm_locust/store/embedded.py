@@ -33,6 +33,7 @@ _SOCKET_PATH_BYTES: Final = 100
 _LOG_FILE: Final = "valkey.log"
 _START_S: Final = 10.0
 _ORPHAN_S: Final = 120.0
+_STAY: Final = "stay"
 _PR_SET_PDEATHSIG: Final = 1
 _MAXMEMORY_BYTES: Final = 1 << 30
 
@@ -56,6 +57,11 @@ class EmbeddedValkey:
     url: str
     directory: Path
     _guard: subprocess.Popen[bytes]
+
+    def leave(self, seconds: int) -> bool:
+        """Let the server stay for so long, with what it holds, when this process has ended. False: it is no more."""
+        send_line(self._guard, f"{_STAY} {seconds}")
+        return self._guard.poll() is None
 
     def stop(self) -> None:
         """End the server at once; nothing of it is left."""
@@ -114,12 +120,16 @@ def _start_server(binary: str, maxmemory_bytes: int, directory: Path, path: Path
         "logfile": str(directory / _LOG_FILE),
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
-    server = subprocess.Popen(
-        [binary, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=_die_with_guard if sys.platform == "linux" else None,
-    )
+    log = directory / _LOG_FILE
+    # Not our standard error: whoever reads that to its end would wait for a server that stays.
+    with log.open("ab") as errors:
+        server = subprocess.Popen(
+            [binary, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            preexec_fn=_die_with_guard if sys.platform == "linux" else None,
+        )
     deadline_ns = clock.monotonic_ns() + round(_START_S * 1e9)
     while server.poll() is None and clock.monotonic_ns() < deadline_ns:
         try:
@@ -129,7 +139,6 @@ def _start_server(binary: str, maxmemory_bytes: int, directory: Path, path: Path
             clock.sleep(0.01)
     server.kill()
     server.wait()
-    log = directory / _LOG_FILE
     said = log.read_text(errors="replace")[-1000:] if log.exists() else "it wrote no log"
     raise StoreError(f"the embedded Valkey did not answer (exit status {server.returncode}): {said}")
 
@@ -151,6 +160,9 @@ def _watch(server: subprocess.Popen[bytes], path: Path, parent: int) -> None:
     while server.poll() is None:
         if b"stop\n" in buffer:
             return
+        if stay := re.search(rb"%s ([0-9]+)\n" % _STAY.encode(), buffer):
+            _stay(server, int(stay[1]))
+            return
         if orphaned_ns is None and selector.select(0.5):
             data = os.read(sys.stdin.fileno(), 4096)
             buffer += data
@@ -162,6 +174,16 @@ def _watch(server: subprocess.Popen[bytes], path: Path, parent: int) -> None:
             clock.sleep(0.5)
             if not _others_connected(path) or clock.monotonic_ns() - orphaned_ns > _ORPHAN_S * 1e9:
                 return
+
+
+def _stay(server: subprocess.Popen[bytes], seconds: int) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    deadline_ns = clock.monotonic_ns() + seconds * 1_000_000_000
+    while server.poll() is None and clock.monotonic_ns() < deadline_ns:
+        clock.sleep(0.5)
 
 
 def _read_line(descriptor: int) -> bytes:
