@@ -9,17 +9,6 @@ from vllm_locust.outcome import Outcome
 from vllm_locust.timing import tpot_ns
 
 
-def numbered_request_id(prefix: str, number: int) -> str:
-    """The id of a worker's request: it counts them from 0."""
-    return f"{prefix}-{number:08d}"
-
-
-def request_number(request_id: str) -> int | None:
-    """The number in such an id; None in any other."""
-    digits = request_id.rpartition("-")[2]
-    return int(digits) if len(digits) >= 8 and digits.isascii() and digits.isdigit() else None
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """One request. Times ending in ``_unix_ns`` are wall clock, other ``_ns`` are durations after ``sent``; unknown
@@ -148,6 +137,10 @@ class HealthSample:
 
 class RecordSink(Protocol):
     """How the load generator reaches a store. ``put_*`` never block on the network and never raise for it."""
+
+    def announce_request(self) -> None:
+        """One more request begins, whose record will follow, unless this process is lost before."""
+        ...
 
     def put_request(self, record: RequestRecord) -> None: ...
 

@@ -36,7 +36,7 @@ def test_a_worker_that_its_master_does_not_hear_and_clocks_that_are_wrong(
         with cluster(network, tmp_path, server.url, "--redis-url", redis.url, *load, locustfile=stepping) as run:
             run.start_worker("client1", VLLM_LOCUST_TEST_CLOCK="offset=5s")
             # More than the minute of silence after which Locust gives its master up.
-            run.start_worker("client2", VLLM_LOCUST_TEST_CLOCK="step=100s@9s", STEP_S="100", STEP_AT_S="9")
+            run.start_worker("client2", VLLM_LOCUST_TEST_CLOCK="step=100s@14s", STEP_S="100", STEP_AT_S="14")
             wait_for_requests(server, 60)
             network["client1"].link("control", up=False)
             time.sleep(AWAY_S)
@@ -129,7 +129,7 @@ def test_a_server_whose_link_dies_in_the_middle_of_its_answers(
         for row in book.rows.values()
         if row["chunk_ns"] and row["sent_unix_ns"] < down_ns < row["sent_unix_ns"] + row["ended_ns"]
     ]
-    assert len(cut) >= 15
+    assert len(cut) >= 8
     assert {row["outcome"] for row in cut} == {"timeout_idle"}
     assert all(1.9 < (row["ended_ns"] - row["chunk_ns"][-1]) / 1e9 < 4 for row in cut)
     meanwhile = [row for row in book.rows.values() if down_ns < row["sent_unix_ns"] < up_ns - 10**9]

@@ -173,4 +173,4 @@ def test_a_redis_that_does_not_come_back_and_a_worker_killed_meanwhile(
     assert max(row["sent_unix_ns"] for row in of_missing) > killed_ns - 4 * 10**9, "spooled until shortly before"
     lost_prefixes = {name.rpartition("-")[0] for name in book.lost}
     assert lost_prefixes == {of_missing[0]["request_id"].rpartition("-")[0]}
-    assert 0 < merged.json("run.json")["records"]["lost"] <= len(book.lost)
+    assert 5 <= merged.json("run.json")["records"]["lost"] <= len(book.lost)

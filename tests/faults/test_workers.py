@@ -44,9 +44,8 @@ def test_a_killed_worker_and_a_killed_recorder(network: Network, redis: RedisHos
     # Its ten users were in the middle of a request each, and it ships what has ended once a second.
     assert len(book.lost) >= 10
     assert all(book.truth[name]["received_unix_ns"] > killed_ns - 3 * 10**9 for name in book.lost)
-    named = facts["records"]["lost"]
-    assert named <= len(book.lost)
-    assert ("records_lost" in codes(ended)) == (named > 0)
+    assert 5 <= facts["records"]["lost"] <= len(book.lost), "at least those under way when it made its last batch"
+    assert "records_lost" in codes(ended)
     survivors = {name for name, row in book.rows.items() if row["worker_id"] != missing}
     assert all(book.rows[name]["outcome"] == "ok" for name in survivors)
 

@@ -63,6 +63,8 @@ class Kept:
     health: list[HealthSample] = field(default_factory=list)
     spooled_batches: int = 0
 
+    def announce_request(self) -> None: ...
+
     def put_request(self, record: RequestRecord) -> None:
         self.requests.append(record)
 

@@ -38,6 +38,8 @@ class Kept:
     def __init__(self) -> None:
         self.requests: list[RequestRecord] = []
 
+    def announce_request(self) -> None: ...
+
     def put_request(self, record: RequestRecord) -> None:
         self.requests.append(record)
 

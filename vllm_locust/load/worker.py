@@ -34,14 +34,7 @@ from vllm_locust.load.sse_transport import SseTransport
 from vllm_locust.load.transport import Call, CutShort, Exchange, Transport
 from vllm_locust.outcome import Outcome
 from vllm_locust.protocol import build_body, request_path
-from vllm_locust.record import (
-    ArrivalRecord,
-    FlushReport,
-    HealthSample,
-    RecordSink,
-    RequestRecord,
-    numbered_request_id,
-)
+from vllm_locust.record import ArrivalRecord, FlushReport, HealthSample, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
 from vllm_locust.tls import tls_context
 from vllm_locust.workload.prompt import Prompt, Session
@@ -288,7 +281,8 @@ class LoadWorker:
         )
 
     def _next_request_id(self) -> str:
-        return numbered_request_id(self._prefix, next(self._numbers))
+        self._sink.announce_request()
+        return f"{self._prefix}-{next(self._numbers):08d}"
 
     def _judge(self, record: RequestRecord) -> bool | None:
         if not self._slos:

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from vllm_locust import clock
 from vllm_locust.errors import StoreError, UsageError
-from vllm_locust.record import request_number
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.stage_spans import StageSpan, cut_stages
@@ -215,8 +214,12 @@ def completed(
         completed_run |= {key: json.loads(control[key]) for key in (SCHEDULE, SHARES) if key in control}
         completed_run["stopped_early"] = (control[STOPPED_EARLY] or None) if STOPPED_EARLY in control else MASTER_ENDED
         completed_run["workers"] = workers
-    silent = {worker for worker in workers["ids"] if worker not in workers["flushed"]}
-    sent = _sent_at_least(run_dir, workers.get("sent", {}), silent)
+    told = workers.get("sent", {})
+    sent = {
+        worker: max(int(told.get(worker, 0)), held.worker_announced.get(worker, 0))
+        for worker in workers["ids"]
+        if worker not in workers["flushed"]
+    }
     completed_run["records"] = _missing_records(workers["flushed"], sent, held, _refused_batches(run_dir))
     return completed_run
 
@@ -260,26 +263,12 @@ def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:
     return last_ns
 
 
-def _sent_at_least(run_dir: RunDirectory, told: Mapping[str, Any], silent: set[str]) -> dict[str, int]:
-    """How many requests each worker without last words is known to have sent: by the last snapshot that its master
-    had of it, and by the highest number among its requests on record, which count from 0.
-    """
-    sent = {worker: int(told.get(worker, 0)) for worker in silent}
-    for part in list_parts(run_dir.parts):
-        if part.kind is BatchKind.REQUESTS and silent.intersection(batch.worker_id for batch in part.batches):
-            for row in read_part_rows(part).select(["worker_id", "request_id"]).to_pylist():
-                worker = row["worker_id"]
-                number = request_number(row["request_id"]) if worker in silent else None
-                if number is not None:
-                    sent[worker] = max(sent[worker], number + 1)
-    return sent
-
-
 def _missing_records(
     flushed: Mapping[str, Any], sent: Mapping[str, int], held: RecorderReport, refused: int
 ) -> dict[str, int]:
     """What is known to exist and is in no part: from the workers' last words, from gaps in their batches' numbers, and
-    for a worker without last words from what it is known to have ``sent``.
+    for a worker without last words from what it is known to have ``sent``: by the last snapshot that its master had of
+    it, and by its last batch.
     """
     lost, batches, spooled = held.lost_rows, 0, 0
     for worker in {*flushed, *held.highest}:

@@ -35,6 +35,7 @@ class RecorderReport:
     worker_batches: dict[str, int]
     worker_rows: dict[str, int]
     worker_lost_rows: dict[str, int]
+    worker_announced: dict[str, int]
     error: str | None
     restarts: int = 0
 
@@ -106,6 +107,7 @@ class Intake:
             worker_batches={worker_id: ledger.batches for worker_id, ledger in workers.items()},
             worker_rows={worker_id: ledger.rows for worker_id, ledger in workers.items()},
             worker_lost_rows={worker_id: ledger.lost_rows for worker_id, ledger in workers.items()},
+            worker_announced={worker_id: ledger.announced for worker_id, ledger in workers.items()},
             error=error,
         )
 

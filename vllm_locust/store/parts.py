@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ class PartBatch:
     rows: int
     nbytes: int
     lost_rows: int
+    announced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class WorkerLedger:
     beyond: set[int] = field(default_factory=set)
     rows: int = 0
     lost_rows: int = 0
+    announced: int = 0
+    """The most requests that the worker is known to have begun."""
 
     def __contains__(self, seq: int) -> bool:
         return seq <= self.contiguous or seq in self.beyond
@@ -97,10 +100,7 @@ def parquet_writer_options(schema: pa.Schema) -> dict[str, Any]:
 
 def write_part(path: Path, kind: BatchKind, run_id: str, batches: Sequence[Batch]) -> None:
     """Write one part durably: it has its name only once its bytes are on disk. Raises ``OSError``."""
-    listed = [
-        [batch.header.worker_id, batch.header.seq, batch.rows.num_rows, batch.rows.nbytes, batch.header.lost_rows]
-        for batch in batches
-    ]
+    listed = [astuple(batch) for batch in _listed(batches)]
     metadata = {_LISTED: json.dumps(listed).encode(), _RUN: run_id.encode()}
     schema = schema_of(kind)
     rows = pa.Table.from_batches([batch.rows.replace_schema_metadata(None) for batch in batches], schema=schema)
@@ -191,6 +191,7 @@ class PartStore:
             if not ledger.add(batch.seq):
                 continue
             self.batches += 1
+            ledger.announced = max(ledger.announced, batch.announced)
             if kind is BatchKind.REQUESTS:
                 ledger.lost_rows += batch.lost_rows
                 ledger.rows += batch.rows
@@ -203,7 +204,12 @@ class PartStore:
 def _listed(batches: Sequence[Batch]) -> list[PartBatch]:
     return [
         PartBatch(
-            batch.header.worker_id, batch.header.seq, batch.rows.num_rows, batch.rows.nbytes, batch.header.lost_rows
+            batch.header.worker_id,
+            batch.header.seq,
+            batch.rows.num_rows,
+            batch.rows.nbytes,
+            batch.header.lost_rows,
+            batch.header.announced,
         )
         for batch in batches
     ]

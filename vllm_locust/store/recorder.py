@@ -71,6 +71,8 @@ class Recorder:
         self._control: dict[str, str] = {}
         self._control_read_ns = 0
         self._error: str | None = None
+        self._told: set[str] = set()
+        """Since the last turn without an error: two that take turns are told once each."""
 
     def turn(self, *, finishing: bool = False) -> bool:
         """One round: read, write when it is time, publish, trim. True when nothing was left to read or to write."""
@@ -90,6 +92,7 @@ class Recorder:
             self._fail(exc)
             return False
         self._error = None
+        self._told.clear()
         return idle and complete and not len(self._intake)
 
     @property
@@ -168,8 +171,9 @@ class Recorder:
 
     def _fail(self, exc: Exception) -> None:
         message = str(exc) if isinstance(exc, StoreError) else f"{self._run_dir.parts} cannot be written: {exc}"
-        if message != self._error:
+        if message not in self._told:
             print(f"recorder: {message}", file=sys.stderr, flush=True)
+            self._told.add(message)
         self._error = message
         # The connection may have been to a server that is no more: what was read is known, so reading again is safe.
         self._server_checked_ns = 0

@@ -143,6 +143,8 @@ class BatchHeader:
     kind: BatchKind
     lost_rows: int = 0
     """Rows that the worker could keep nowhere: the batch stands in for them, so that the loss has a number."""
+    announced: int = 0
+    """Requests that the worker had begun when it made the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def encode_batch(header: BatchHeader, rows: pa.RecordBatch) -> bytes:
         f"{_PREFIX}seq": str(header.seq),
         f"{_PREFIX}kind": header.kind.value,
         f"{_PREFIX}lost_rows": str(header.lost_rows),
+        f"{_PREFIX}announced": str(header.announced),
     }
     return pack_rows(rows, metadata)
 
@@ -243,6 +246,7 @@ def _header(metadata: dict[bytes, bytes], run_id: str) -> tuple[int, BatchHeader
             seq=bounded_number(fields[f"{_PREFIX}seq"], 1, MAX_SEQ),
             kind=BatchKind(fields[f"{_PREFIX}kind"]),
             lost_rows=bounded_number(fields[f"{_PREFIX}lost_rows"], 0, MAX_BATCH_ROWS),
+            announced=bounded_number(fields.get(f"{_PREFIX}announced", "0"), 0, MAX_SEQ),
         )
     except (KeyError, ValueError, StoreError) as exc:
         raise BatchRefused("bad_header", f"a batch's header is not usable: {exc}") from exc

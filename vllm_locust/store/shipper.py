@@ -103,7 +103,7 @@ class Shipper:
         self._arrivals: list[ArrivalRecord] = []
         self._outbox = Outbox()
         self._spool = Spool(spool_path(config.spool_dir, store.run_id, config.worker_id))
-        self._requests = 0
+        self._requests = self._announced = 0
         self._unstorable_values = 0
         self._server_run_id: str | None = None
         self._clock_offsets: list[ClockOffset] = []
@@ -121,6 +121,9 @@ class Shipper:
         spawn(self._run)
 
     # The record sink
+
+    def announce_request(self) -> None:
+        self._announced += 1
 
     def put_request(self, record: RequestRecord) -> None:
         with self._lock:
@@ -319,7 +322,7 @@ class Shipper:
     # Batches and the spool
 
     def _encode(self, seq: int, kind: BatchKind, rows: pa.RecordBatch, lost_rows: int = 0) -> bytes:
-        header = BatchHeader(self._store.run_id, self._config.worker_id, seq, kind, lost_rows)
+        header = BatchHeader(self._store.run_id, self._config.worker_id, seq, kind, lost_rows, self._announced)
         return encode_batch(header, rows)
 
     def _seal(self) -> None:
