@@ -118,17 +118,26 @@ def assert_spooled(run: LocustRun, spans: dict[str, Span]) -> None:
 
 
 def assert_undisturbed(book: Books, spans: dict[str, Span]) -> None:
-    """A worker that waited for Redis in its loop would read everything seconds late."""
+    """A worker that waited for Redis in its loop would read everything seconds late. What a busy machine does to some
+    requests leaves the median alone.
+    """
     first_ns = min(begin_ns for begin_ns, _ in spans.values())
     before = {name for name, row in book.rows.items() if row["sent_unix_ns"] < first_ns - 10**9}
-    lag_before_ms = percentile([book.rows[name]["receive_lag_max_ns"] / 1e6 for name in before], 0.9)
+    lags_before_ms = milliseconds(book, before, "receive_lag_max_ns")
     for fault, (begin_ns, end_ns) in spans.items():
         during = {name for name, row in book.rows.items() if begin_ns < row["sent_unix_ns"] < end_ns}
         assert len(during) > 40, fault
-        lag_ms = percentile([book.rows[name]["receive_lag_max_ns"] / 1e6 for name in during], 0.9)
-        assert lag_ms < 20 + 3 * lag_before_ms, (fault, lag_ms, lag_before_ms)
-        assert percentile([book.rows[name]["schedule_lag_ns"] / 1e6 for name in during], 0.9) < 100, fault
-        assert percentile(chunk_errors_ms(book, during), 0.99) < 20, fault
+        lags_ms = milliseconds(book, during, "receive_lag_max_ns")
+        assert percentile(lags_ms, 0.5) < 10 + 3 * percentile(lags_before_ms, 0.5), fault
+        schedule_lags_ms, errors_ms = milliseconds(book, during, "schedule_lag_ns"), chunk_errors_ms(book, during)
+        assert percentile(schedule_lags_ms, 0.5) < 20, fault
+        assert percentile(errors_ms, 0.5) < 5, fault
+        for values in (lags_ms, schedule_lags_ms, errors_ms):
+            assert percentile(values, 0.9) < 500, fault
+
+
+def milliseconds(book: Books, names: set[str], column: str) -> list[float]:
+    return [book.rows[name][column] / 1e6 for name in names]
 
 
 def percentile(values: list[float], q: float) -> float:
