@@ -41,6 +41,10 @@ class Chunk:
     logprobs: str
 
 
+def told_to_nobody(_: Choice) -> None:
+    """For a choice without an exchange, or after its exchange's end."""
+
+
 @dataclass(slots=True, eq=False)
 class Choice:
     """Its place in the answer, its tokens, and how many of them were sent."""
@@ -53,7 +57,7 @@ class Choice:
     shape: ChoiceShape
     received_mono_ns: int
     metrics: ServerMetrics
-    ready: Callable[[Choice], None] = field(default=lambda _choice: None)
+    ready: Callable[[Choice], None] = told_to_nobody
     """Told of each token; the exchange sets it."""
     sent: int = 0
     finish_reason: str | None = None

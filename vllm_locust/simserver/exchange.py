@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from vllm_locust.outcome import Outcome
-from vllm_locust.simserver.choice import Choice
+from vllm_locust.simserver.choice import Choice, told_to_nobody
 from vllm_locust.simserver.completion import BUSY, ApiError, CompletionRequest
 from vllm_locust.simserver.deadline_timer import DeadlineTimer
 from vllm_locust.simserver.event_writer import EventWriter
@@ -397,4 +397,7 @@ class Exchange:
         truth.num_preemptions = sum(choice.request.num_preemptions for choice in self.choices)
         truth.cached_tokens = self.choices[0].request.cached_tokens
         self._response.settle()
+        # Without this circle each exchange is gone at once. Thousands left to the garbage collector stop all streams.
+        for choice in self.choices:
+            choice.ready = told_to_nobody
         self.on_end(self)

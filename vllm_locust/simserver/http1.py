@@ -130,6 +130,7 @@ class Connection(asyncio.Protocol):
         self.closing = True
         self._queue.clear()
         self._requests.clear()
+        del self._parser  # it holds this connection; see Exchange._complete
         on_lost, self.on_lost, self.on_complete = self.on_lost, None, None
         if on_lost is not None:
             on_lost()

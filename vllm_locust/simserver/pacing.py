@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from vllm_locust import clock
@@ -120,7 +119,8 @@ class FixedPacer:
         request.queued_ns = request.scheduled_ns = sequence.received_mono_ns
         request.cached_tokens = 0
         self._running.add(sequence)
-        self._timer.call_at(sequence.received_mono_ns + self._first_token_ns, self._ticker(sequence))
+        first_ns = sequence.received_mono_ns + self._first_token_ns
+        self._call_at(first_ns, sequence, first_ns)
 
     def cancel(self, sequence: Sequence) -> None:
         self._running.discard(sequence)
@@ -131,20 +131,19 @@ class FixedPacer:
     def reset_prefix_cache(self) -> bool:
         return True
 
-    def _ticker(self, sequence: Sequence) -> Callable[[], None]:
+    def _tick(self, sequence: Sequence, first_ns: int) -> None:
+        """The next token of a sequence whose first was due at ``first_ns``."""
+        if sequence not in self._running:
+            return
         request = sequence.request
-        first_ns = sequence.received_mono_ns + self._first_token_ns
+        request.generated += 1
+        self._metrics.iteration_tokens.observe(1 + (request.prompt_tokens if request.generated == 1 else 0))
+        if request.generated < request.output_tokens:
+            self._call_at(first_ns + request.generated * self._token_interval_ns, sequence, first_ns)
+        else:
+            request.ended = True
+            self._running.discard(sequence)
+        sequence.on_token(clock.monotonic_ns())
 
-        def tick() -> None:
-            if sequence not in self._running:
-                return
-            request.generated += 1
-            self._metrics.iteration_tokens.observe(1 + (request.prompt_tokens if request.generated == 1 else 0))
-            if request.generated < request.output_tokens:
-                self._timer.call_at(first_ns + request.generated * self._token_interval_ns, tick)
-            else:
-                request.ended = True
-                self._running.discard(sequence)
-            sequence.on_token(clock.monotonic_ns())
-
-        return tick
+    def _call_at(self, at_ns: int, sequence: Sequence, first_ns: int) -> None:
+        self._timer.call_at(at_ns, lambda: self._tick(sequence, first_ns))
