@@ -75,11 +75,11 @@ class StartForm:
 
 
 @contextmanager
-def start_form(directory: Path, url: str, locustfile: str) -> Iterator[StartForm]:
+def start_form(directory: Path, url: str, locustfile: str, *own: str) -> Iterator[StartForm]:
     port = free_port()
     web = f"http://127.0.0.1:{port}"
     flags = ("--web-host", "127.0.0.1", "--web-port", str(port), "--max-tokens", "5", "--force-length")
-    load = start_locust(directory, url, *flags, "--run-dir", "run", locustfile=locustfile)
+    load = start_locust(directory, url, *flags, "--run-dir", "run", *own, locustfile=locustfile)
     try:
         wait_for_web(web, load)
         yield StartForm(web, directory, load, url)
@@ -100,11 +100,16 @@ def stages(run: LocustRun, value: str) -> list[tuple[float, float]]:
 
 
 def test_stages_of_rate_and_a_shape_of_rate(tmp_path: Path) -> None:
-    (tmp_path / "shape.yaml").write_text(SHAPE_OF_RATE)
-    with simserver(tmp_path, *FAST) as server, start_form(tmp_path, server.url, OPEN_LOOP) as form:
+    shape = tmp_path / "shape.yaml"
+    shape.write_text(SHAPE_OF_RATE)
+    own = ("--shape", str(shape))
+    with simserver(tmp_path, *FAST) as server, start_form(tmp_path, server.url, OPEN_LOOP, *own) as form:
         by_flag = form.run("run", rate_stages="20:1s,40:1s", user_count=16)
-        by_file = form.run("run-2", shape=str(tmp_path / "shape.yaml"), arrival="constant")
+        by_file = form.run("run-2", shape=str(shape), arrival="constant")
         again = form.run("run-3", rate="30", run_time="2s")
+        form.swarm(shape="spike")
+        wait_for_text(server.truth_log, len(server.truth()) + 10)
+        form.stop()
     assert stages(by_flag, "offered_rps") == [(20, 1.0), (40, 1.0)]
     assert by_flag.json("run.json")["slots"] == 16
     assert stages(by_file, "offered_rps") == [(20, 1.0), (20, 1.0), (40, 1.0)]
@@ -112,13 +117,17 @@ def test_stages_of_rate_and_a_shape_of_rate(tmp_path: Path) -> None:
     assert by_file.json("run.json")["slots"] == 8
     assert stages(again, "offered_rps") == [(30, 2.0)], "nothing of the runs before is left"
     assert again.json("run.json")["schedule"]["process"] == "poisson"
+    shipped = LocustRun(0, "", tmp_path / "run-4").json("run.json")
+    assert (shipped["stages"][0]["offered_rps"], shipped["stopped_early"] is None) == (2, False)
 
 
 def test_stages_of_users_and_a_shape_of_users(tmp_path: Path) -> None:
-    (tmp_path / "shape.yaml").write_text(SHAPE_OF_USERS)
-    with simserver(tmp_path, *FAST) as server, start_form(tmp_path, server.url, CHAT) as form:
+    shape = tmp_path / "shape.yaml"
+    shape.write_text(SHAPE_OF_USERS)
+    own = ("--shape", str(shape))
+    with simserver(tmp_path, *FAST) as server, start_form(tmp_path, server.url, CHAT, *own) as form:
         by_flag = form.run("run", user_stages="3:1s,6:1s,1:1s")
-        by_file = form.run("run-2", shape=str(tmp_path / "shape.yaml"))
+        by_file = form.run("run-2", shape=str(shape))
         form.swarm(user_stages="3:1s", run_time="5s")
         form.swarm(user_stages="3:1s", rate="4")
         form.swarm(rate_stages="3:1s")
