@@ -35,7 +35,7 @@ def test_numbers_are_those_of_the_summaries(tmp_path: Path, capsys: pytest.Captu
     paths = [write_run(tmp_path / name, latencies(k, 1 + k / 4)) for k, name in enumerate(("base", "new"))]
     result = compared(tmp_path, *map(str, paths))
     summaries = [json.loads((path / "summary.json").read_text()) for path in paths]
-    for metric in ("ttft", "tpot", "itl", "chunk_gap", "e2e"):
+    for metric in ("ttft", "tpot", "itl", "e2e"):
         for statistic in ("mean", "p50", "p90", "p99"):
             found = row(result, f"{statistic}({metric})")
             expected = [one["stages"][0][f"{metric}_s"][statistic] for one in summaries]
@@ -43,6 +43,9 @@ def test_numbers_are_those_of_the_summaries(tmp_path: Path, capsys: pytest.Captu
     for name in ("requests_per_s", "output_tokens_per_s", "goodput_rps", "good_fraction", "failed_fraction"):
         found = row(result, name)
         assert [found["base"], found["new"]] == pytest.approx([one["stages"][0][name] for one in summaries]), name
+    # One token in each chunk: the gaps are the ITLs.
+    (stage,) = result["comparisons"][0]["stages"]
+    assert not any("chunk_gap" in one["quantity"] for one in stage["differences"])
     shift = row(result, "p50(ttft)")
     assert shift["mark"] == "worse"
     low, high = shift["change_ci95"]

@@ -42,6 +42,9 @@ class Samples:
     def n(self) -> int:
         return round(float(self._cumulative[-1]))
 
+    def same_as(self, other: Samples) -> bool:
+        return np.array_equal(self.values, other.values) and np.array_equal(self.weights, other.weights)
+
     def up_to(self, index: int) -> float:
         """Samples among the ``index`` smallest values."""
         return float(self._cumulative[index])

@@ -55,4 +55,4 @@ def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 def _wrapped(sentences: Iterable[str]) -> Iterator[str]:
     for sentence in sentences:
-        yield from textwrap.wrap(printable(f"- {sentence}"), _WIDTH, subsequent_indent="  ")
+        yield from textwrap.wrap(printable(f"- {sentence}"), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
