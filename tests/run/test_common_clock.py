@@ -16,7 +16,8 @@ from vllm_locust.run.server_axes import ServerAxes
 from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.store.shipper import Shipper
+from vllm_locust.store.shipper_config import ShipperConfig
 
 SECOND = 1_000_000_000
 BASE = 1_800_000_000 * SECOND

@@ -21,7 +21,8 @@ from vllm_locust.store.recorder_process import start_recorder
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory
-from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.store.shipper import Shipper
+from vllm_locust.store.shipper_config import ShipperConfig
 
 
 def main(directory: Path) -> None:

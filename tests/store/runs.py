@@ -18,7 +18,8 @@ from vllm_locust.store.recorder import RecorderConfig
 from vllm_locust.store.recorder_process import RecorderProcess, start_recorder
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.store.schema import BatchKind
-from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.store.shipper import Shipper
+from vllm_locust.store.shipper_config import ShipperConfig
 
 MILLISECOND_NS = 1_000_000
 

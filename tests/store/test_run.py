@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +13,7 @@ import pytest
 from tests.store.runs import MILLISECOND_NS, Run, assert_durable, flush
 from tests.store.servers import Server, health, request, wait_until
 from vllm_locust import clock
+from vllm_locust.errors import StoreError
 from vllm_locust.record import ArrivalRecord
 from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.finalize import finalize
@@ -21,7 +22,8 @@ from vllm_locust.store.parts import list_parts, read_part_rows
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.rundir import RunDirectory, read_json
 from vllm_locust.store.schema import BatchHeader, BatchKind, empty_rows, encode_batch
-from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.store.shipper import Shipper
+from vllm_locust.store.shipper_config import ShipperConfig
 from vllm_locust.store.spool import read_spool, spools_of_run
 
 
@@ -281,6 +283,36 @@ def test_redis_holds_no_more_of_a_worker_than_its_share_while_the_recorder_is_aw
     run.assert_complete()
 
 
+def test_a_redis_too_slow_for_much_at_a_time_is_sent_little(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a link where a large exchange does not end within the client's time limit."""
+    refused, taken = [], []
+    add_batches = RunStore.add_batches
+
+    def slow(store: RunStore, batches: Sequence[tuple[BatchKind, bytes]]) -> list[str | StoreError]:
+        nbytes = sum(len(payload) for _, payload in batches)
+        if nbytes > 100_000:
+            refused.append(nbytes)
+            raise StoreError("Redis could not take a batch: Timeout writing to socket")
+        taken.append(nbytes)
+        return add_batches(store, batches)
+
+    monkeypatch.setattr(RunStore, "add_batches", slow)
+    run.server.kill()
+    shipper = run.shipper()
+    run.put(shipper, 1000, chunks=200)
+    wait_until(lambda: shipper.spooled_batches > 20 and len(shipper._columns) == 0)
+    run.server.start()
+    run.start_recorder()
+    assert_durable(flush(shipper, 30))
+    assert 0 < len(refused) < len(taken)
+    wait_until(lambda: len(caplog.records) == 2)
+    assert "could not tell" in caplog.records[0].getMessage(), "each trouble is told once"
+    run.finish()
+    run.assert_complete()
+
+
 def test_with_neither_redis_nor_disk_what_is_given_up_has_a_number(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run.spool_dir.write_text("a file where the spool's directory should be")
     run.server.kill()
@@ -301,7 +333,7 @@ def test_with_neither_redis_nor_disk_what_is_given_up_has_a_number(run: Run, cap
     assert told[1].endswith(
         " cannot be written: File exists; make room: beyond 0 MiB in memory records are lost, and counted"
     )
-    assert told[2] == "Records go to Redis again"
+    assert told[2] == "What Redis did not take is on the recorder's disk now"
     report = run.finish()
     assert report.lost_rows == report.worker_lost_rows["w1"] == shipper.lost_rows > 0
     assert report.rows + report.lost_rows == flushed.requests == 400

@@ -31,7 +31,8 @@ from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.clock_offset import measure_clock_offset
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.shipper import Shipper, ShipperConfig
+from vllm_locust.store.shipper import Shipper
+from vllm_locust.store.shipper_config import ShipperConfig
 from vllm_locust.worker_message import Ready
 from vllm_locust.workload.load import load_workload
 

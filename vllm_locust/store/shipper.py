@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -25,14 +23,16 @@ from vllm_locust.store.columns import RequestColumns, arrivals_to_arrow, health_
 from vllm_locust.store.outbox import Outbox, PendingBatch
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.schema import BatchHeader, BatchKind, check_worker_id, empty_rows, encode_batch
+from vllm_locust.store.shipper_config import SECOND_NS, ShipperConfig
 from vllm_locust.store.spool import Spool, spool_path
 
 logger = logging.getLogger(__name__)
 
-SECOND_NS = 1_000_000_000
 _RETRY_FIRST_NS = SECOND_NS // 5
 _RETRY_LAST_NS = 5 * SECOND_NS
 _SEND_BYTES = 4 << 20
+_SEND_BYTES_LEAST = 64 << 10
+"""Of one exchange: the less, the slower the way to Redis is, so that it ends within the client's time limit."""
 _FLUSH_POLL_S = 0.1
 _GIVE_UP_NS = 10 * SECOND_NS
 """In a flush: Redis has been away for so long, and what is left is better on the disk."""
@@ -40,26 +40,6 @@ _CLOCK_OFFSETS_AT_MOST = 64
 """Beyond it every second one is dropped: a drift is as plain from measurements that lie further apart."""
 _WORTH_GIVING_UP_BYTES = 16 << 10
 """An empty batch in the place of a lost one has some kilobytes itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShipperConfig:
-    worker_id: str
-    """Names one life of one process: a worker that starts again is another one, since its batches count from 1."""
-    spool_dir: Path
-    batch_rows: int = 256
-    batch_chunks: int = 16_384
-    """Sealing so many takes a millisecond or two, for which the loop stands still."""
-    batch_interval_ns: int = SECOND_NS
-    memory_bytes: int = 64 << 20
-    """Encoded batches held in memory; beyond it the oldest go to the spool."""
-    stream_bytes: int = 32 << 20
-    """Encoded batches of this worker in Redis that are not durable, but for one more: where the recorder is away
-    or slow, Redis does not fill up, and the others wait here.
-    """
-    probe_after_ns: int = 5 * SECOND_NS
-    """A batch that is not durable so long after it was sent is looked for in the stream."""
-    clock_interval_ns: int = 30 * SECOND_NS
 
 
 def start_thread(task: Callable[[], None]) -> None:
@@ -111,9 +91,10 @@ class Shipper:
         self._sealed_ns = clock.monotonic_ns()
         self._retry_at_ns = 0
         self._retry_ns = _RETRY_FIRST_NS
+        self._send_bytes = _SEND_BYTES
         self._probe_at_ns = 0
         self._probe_ns = config.probe_after_ns
-        self._spool_refused = False
+        self._trouble_told = self._spool_refused = False
         self.last_error: str | None = None
         self.lost_rows = 0
         # The first use of the encoder loads code for some 50 ms: better now than between two tokens.
@@ -210,20 +191,23 @@ class Shipper:
         if now_ns >= self._retry_at_ns:
             try:
                 self._exchange(now_ns)
-                if self.last_error is not None:
-                    logger.warning("Records go to Redis again")
                 self._retry_ns, self.last_error = _RETRY_FIRST_NS, None
+                if self._trouble_told and not self._outbox.spooled:
+                    logger.warning("What Redis did not take is on the recorder's disk now")
+                    self._trouble_told = False
             except StoreError as exc:
                 self._try_later(str(exc))
         if self.last_error is not None or self._outbox.memory_bytes > self._config.memory_bytes:
             self._spill()
 
     def _try_later(self, error: str) -> None:
-        if self.last_error is None:
+        if not self._trouble_told:
             logger.warning("%s; records are kept in %s until it can", error.rstrip("."), self._spool.path.parent)
+            self._trouble_told = True
         self.last_error = error
         self._retry_at_ns = clock.monotonic_ns() + self._retry_ns
         self._retry_ns = min(2 * self._retry_ns, _RETRY_LAST_NS)
+        self._send_bytes = max(self._send_bytes // 4, _SEND_BYTES_LEAST)
 
     def _fail(self, exc: Exception) -> None:
         """What no one foresaw: nothing is given up, and it is tried again like a Redis that is away."""
@@ -262,7 +246,7 @@ class Shipper:
         """
         with self._lock:
             room = self._config.stream_bytes - self._outbox.sent_bytes
-            batches = self._outbox.unsent(min(room, _SEND_BYTES)) if room > 0 else []
+            batches = self._outbox.unsent(min(room, self._send_bytes)) if room > 0 else []
         if not batches:
             return
         if batches[0] is self._outbox.oldest:
@@ -278,6 +262,7 @@ class Shipper:
             more = self._outbox.unsent(1)
         if refused is not None:
             raise refused
+        self._send_bytes = min(self._send_bytes + _SEND_BYTES_LEAST // 4, _SEND_BYTES)
         if more:
             self._wake.set()
 
