@@ -121,8 +121,11 @@ def test_a_worker_whose_proxy_variable_is_no_proxy_takes_no_part(monkeypatch: py
     monkeypatch.delenv("NO_PROXY", raising=False)
     config = RunConfig(targets=(Target.parse("http://server"),), proxy="env")
     assignment = Assignment("run", "w", 0, 1, 0, "m", token_detail=False)
+    schedule = Schedule(ArrivalProcess.CONSTANT, seed=1, pieces=[Piece(SECOND, 100, 100)])
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(UsageError, match="http_proxy") as raised:
-        LoadWorker(config, assignment, cast(Workload, None), Kept(), None, WallAxis())
+        LoadWorker(config, assignment, cast(Workload, None), Kept(), None, WallAxis(), schedule)
+    assert len(os.listdir("/proc/self/fd")) == before, "no timer is left behind"
     assert "secret" not in str(raised.value)
 
 
