@@ -104,6 +104,15 @@ def test_a_time_that_no_clock_can_hold(server: SimServer, tmp_path: Path, flag: 
     assert "Traceback" not in run.output
 
 
+def test_too_few_descriptors_are_told_once(server: SimServer, tmp_path: Path) -> None:
+    """Though the process is master and worker in one."""
+    before = len(server.truth())
+    run = run_locust(tmp_path, server.url, "-u", "2000000", "-t", "1s", OPENAI_API_KEY="right")
+    assert run.exit_code == 2, run.output
+    assert run.output.count("file descriptors") == 1, run.output
+    assert len(server.truth()) == before
+
+
 def test_a_replica_without_the_model_of_the_first_is_named(server: SimServer, tmp_path: Path) -> None:
     with simserver(tmp_path, *FAST, "--served-model-name", "another", VLLM_API_KEY="right") as replica:
         targets = ("--target", server.url, "--target", replica.url)

@@ -84,7 +84,7 @@ class StartForm:
         if text := last.get("run_time"):
             try:
                 run_time_s = float(self._parse_time_s(text))
-            except ValueError:
+            except (ValueError, OverflowError):
                 problems.append(f"run time: {text[:40]!r} is not a time; write 60, 60s, 3m or 1h30m")
         now = dict(vars(self._environment.parsed_options))
         now |= {name: last[name] for name in WEB_OPTIONS & set(last)}
