@@ -81,8 +81,7 @@ class WebConsole:
     def start_problems(self, timeout_s: float) -> tuple[str, ...]:
         deadline_ns = clock.monotonic_ns() + round(timeout_s * 1e9)
         while not self._outcome.ready():
-            starting = self._web_ui._swarm_greenlet
-            if starting is not None and starting.dead:
+            if self._start_is_over():
                 self.refused(("Locust has not started the run; read its log",))
             elif clock.monotonic_ns() > deadline_ns:
                 return ()
@@ -90,6 +89,11 @@ class WebConsole:
                 gevent.sleep(_POLL_S)
         problems: tuple[str, ...] = self._outcome.get()
         return problems
+
+    def _start_is_over(self) -> bool:
+        """Of Locust's start, which a local runner leaves to a greenlet of its own."""
+        starting, spawning = self._web_ui._swarm_greenlet, self._environment.runner.spawning_greenlet
+        return starting is not None and starting.ready() and (spawning is None or spawning.ready())
 
     def cancel_run_time(self) -> None:
         vars(self._environment.parsed_options)["run_time"] = None
