@@ -4,7 +4,7 @@ const LlmCharts = (() => {
   const ms = (name, series) => ({ name, key: series, scale: 1e3 });
   const percentiles = (metric, title, labels) => labels.map((p) => ms(`${title} ${p}`, `${metric}_${p}_s`));
   const SPECS = [
-    { id: "rate", title: "Rate (requests/s)", series: [{ name: "offered", key: "offered_rps", step: true },
+    { id: "rate", title: "Rate (requests/s)", series: [{ name: "offered", key: "offered_rps" },
       { name: "achieved", key: "achieved_rps" }, { name: "ok", key: "requests_per_s" }, { name: "goodput", key: "goodput_rps" }] },
     { id: "flight", title: "In flight", series: [{ name: "in flight", key: "in_flight" },
       { name: "users", key: "users" }, { name: "no free slot", key: "waiting_arrivals" }] },
@@ -77,7 +77,7 @@ const LlmCharts = (() => {
       title: found.length ? undefined : { text: spec.empty ?? "nothing yet", left: "center", top: "middle",
         textStyle: { color: soft, fontSize: 13, fontWeight: "normal" } },
       series: found.map((one) => ({ type: "line", name: one.name.trim(), data: one.data, showSymbol: one.data.length < 2,
-        symbolSize: 5, step: one.step ? "end" : false, yAxisIndex: one.right ? 1 : 0, stack: spec.stack ? "all" : undefined,
+        symbolSize: 5, yAxisIndex: one.right ? 1 : 0, stack: spec.stack ? "all" : undefined,
         areaStyle: spec.stack ? {} : undefined, lineStyle: { width: 1.6, type: one.right ? "dashed" : "solid" },
         sampling: spec.stack ? undefined : "lttb" })),
     };

@@ -141,12 +141,15 @@ function drawResult(going) {
   resultShown = JSON.stringify(result);
   const status = result.verdict ? result.verdict.status : "no results";
   const head = element("h2", `Result of the last run: ${status}, exit code ${result.exit_code}`, status);
+  // As in the report: where there is a schedule, the time to the first token counts from it.
+  const ttft = (stage) => (stage.ttft_from_schedule_s?.n ? stage.ttft_from_schedule_s : stage.ttft_s);
+  const scheduled = (result.stages ?? []).some((stage) => stage.ttft_from_schedule_s?.n);
   const rows = (result.stages ?? []).map((stage) => [stage.name, number(stage.offered_rps), number(stage.achieved_rps), number(stage.requests.ok),
-    number(stage.requests.failed), number(stage.output_tokens_per_s), number(stage.goodput_rps), ms(stage.ttft_s?.p50), ms(stage.ttft_s?.p99),
+    number(stage.requests.failed), number(stage.output_tokens_per_s), number(stage.goodput_rps), ms(ttft(stage)?.p50), ms(ttft(stage)?.p99),
     ms(stage.tpot_s?.p50), ms(stage.tpot_s?.p99), ms(stage.e2e_s?.p50), ms(stage.e2e_s?.p99)]);
   const stages = element("table"), scroll = element("div", undefined, "scroll"), reasons = element("ul"), downloads = element("div", undefined, "downloads");
   stages.id = "stages";
-  table(stages, ["Stage", "Offered/s", "Achieved/s", "Ok", "Failed", "Output tokens/s", "Goodput/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99",
+  table(stages, ["Stage", "Offered/s", "Achieved/s", "Ok", "Failed", "Output tokens/s", "Goodput/s", `TTFT${scheduled ? " from schedule" : ""} p50 ms`, "p99", "TPOT p50 ms", "p99",
     "E2E p50 ms", "p99"], rows, result.fault ?? "No stage was measured.");
   scroll.append(stages);
   fill(reasons, (result.verdict ? result.verdict.reasons : []).map((reason) => element("li", reason.sentence, reason.severity)));
@@ -167,6 +170,7 @@ const LOADS = [
   ["trace", "Trace's own times (open loop)", []],
 ];
 const OPEN_LOADS = ["rate", "rate_stages", "trace"];
+const TIMED_LOADS = ["rate_stages", "user_stages", "shape"];
 const LABELS = { slo: "SLO", rate: "Rate (requests/s)", rate_stages: "Stages of rate", user_stages: "Stages of users", api: "API" };
 const HELP = {
   rate: "requests per second, whatever becomes of them", workload: "", shape: "",
@@ -197,7 +201,7 @@ function buildForm(known) {
   const mine = (name) => field(name, label(name), HELP[name] ?? given[name].help, given[name].value, given[name].choices);
   fill(byId("load"), [
     kind, ...[...loadFields].map(mine),
-    field("user_count", "Users, or slots of an open loop", "the most requests in flight", known.users),
+    field("user_count", "Users or slots", "the most requests in flight", known.users),
     field("spawn_rate", "Ramp up (users/s)", "", known.spawn_rate),
     field("run_time", "Run time", "length of the window: 60, 90s, 10m; empty: until stopped; not with stages", known.run_time_s),
     field("host", "Server", "base address", known.host),
@@ -212,6 +216,8 @@ function buildForm(known) {
   const show = () => {
     const names = LOADS.find(([name]) => name === select.value)[2];
     for (const name of loadFields) byId("form").elements[name].closest("label").hidden = !names.includes(name);
+    byId("form").elements.run_time.closest("label").hidden = TIMED_LOADS.includes(select.value);
+    byId("form").elements.spawn_rate.closest("label").hidden = OPEN_LOADS.includes(select.value);
     const users = byId("form").elements.user_count;
     if (!users.dataset.edited) users.value = OPEN_LOADS.includes(select.value) ? Math.max(known.users, known.slots) : known.users;
   };
@@ -225,7 +231,8 @@ function order() {
   const names = LOADS.find(([name]) => name === kind)[2], loadFields = LOADS.flatMap(([, , found]) => found);
   for (const input of byId("form").elements) {
     if (!input.name || input.name === "load_kind") continue;
-    data.set(input.name, loadFields.includes(input.name) && !names.includes(input.name) ? "" : input.value.trim());
+    const idle = (loadFields.includes(input.name) && !names.includes(input.name)) || (input.name === "run_time" && TIMED_LOADS.includes(kind));
+    data.set(input.name, idle ? "" : input.value.trim());
   }
   if (kind === "trace") data.set("arrival", "trace");
   else if (data.get("arrival") === "trace") data.set("arrival", "");
