@@ -20,7 +20,7 @@ from tests.bench.clients.guidellm import GuideLLM
 from tests.bench.clients.ours import VllmLocust
 from tests.bench.clients.vllm_bench import VllmBench
 from tests.bench.placement import default_placement
-from tests.bench.results import Results, as_json, doubling_lines, machine, markdown, text_table
+from tests.bench.results import Results, as_json, doubling_lines, live_view_lines, machine, markdown, text_table
 
 HERE = Path(__file__).resolve().parent
 CLIENTS: dict[str, Client] = {
@@ -33,7 +33,7 @@ CLIENTS: dict[str, Client] = {
     "guidellm": GuideLLM(),
 }
 LOAD_CASES = ("matrix", "ceiling", "overload", "hog", "linearity")
-CASES = (*LOAD_CASES, *scale.CASES)
+CASES = (*LOAD_CASES, *scale.CASES, "live_view")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,6 +139,8 @@ def _write(results: Results, output: Path) -> None:
         print("  ".join(line))
     for claim in results.claims:
         print("  ".join(scale.cells(claim)))
+    for line in live_view_lines(results.live_views):
+        print("  ".join(line))
     output.write_text(markdown(results))
     output.with_suffix(".json").write_text(as_json(results))
     print(f"\nwritten: {output}")
@@ -169,7 +171,10 @@ def main(argv: Sequence[str]) -> int:
         if set(chosen) & set(LOAD_CASES):
             _run_cases(chosen, bench, _usable(clients, results), args, results)
         _run_scale(chosen, bench.work, results)
-    measured = any(not isinstance(row.run, str) for row in results.rows) or results.doublings or results.claims
+        if "live_view" in chosen:
+            results.live_views.extend(cases.live_views())
+    loads = any(not isinstance(row.run, str) for row in results.rows)
+    measured = loads or results.doublings or results.claims or results.live_views
     return 0 if measured and all(claim.holds for claim in results.claims) else 1
 
 

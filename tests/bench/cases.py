@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -204,3 +205,11 @@ def linearity(bench: Bench, client: Client) -> Iterator[Doubling]:
     yield Doubling(name, "prompt of 0.5 and 1 MB", "request", prompt(500_000), prompt(1_000_000))
     yield Doubling(name, "event of 150 and 300 kB", "event", event(150_000), event(300_000))
     yield Doubling(name, "answer of 50,000 and 100,000 tokens", "answer", answer(50_000), answer(100_000))
+
+
+def live_views() -> Iterator[dict[str, float]]:
+    """What looking at a run costs its master, in a process of its own, since Locust patches the one that imports it."""
+    for workers in (5, 50, 200):
+        command = [sys.executable, "-m", "tests.bench.live_view", "--workers", str(workers)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        yield json.loads(done.stdout.splitlines()[-1])

@@ -7,10 +7,10 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.bench.accuracy import Quantiles
 from tests.bench.cases import CEILING_ERROR_MS, Doubling, Row
@@ -74,6 +74,8 @@ class Results:
     limits: dict[str, float | None] = field(default_factory=dict)
     doublings: list[Doubling] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
+    live_views: list[dict[str, float]] = field(default_factory=list)
+    """Of some numbers of workers: CPU ms of the master for each second, as ``live_view`` prints them."""
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
@@ -178,6 +180,14 @@ def doubling_lines(doublings: Sequence[Doubling]) -> list[list[str]]:
     ]
 
 
+LIVE_VIEW_HEAD: Final = ("workers", "snapshots read", "live view", "a viewer's JSON", "Locust's tab", "Prometheus")
+
+
+def live_view_lines(views: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    parts = ("snapshots_read", "live_view", "first_viewer", "locust_tab", "prometheus")
+    return [[f"{view['workers']:.0f}", *(f"{view[part] / 10:.2f} %" for part in parts)] for view in views]
+
+
 def markdown(results: Results) -> str:
     versions = "\n".join(f"- {name}: {version}" for name, version in results.versions.items())
     parts = [
@@ -205,6 +215,10 @@ def markdown(results: Results) -> str:
     if results.claims:
         table = _markdown_table(_CLAIM_HEAD, [claim_cells(claim) for claim in results.claims])
         parts.append(f"## What a large run costs\n\n{table}")
+    if results.live_views:
+        table = _markdown_table(LIVE_VIEW_HEAD, live_view_lines(results.live_views))
+        note = "Of one core, at one look a second; snapshots are read without a web UI too. Eight GPUs, sampled at 10 Hz."
+        parts.append(f"## What the web UI's live view costs the master\n\n{note}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
