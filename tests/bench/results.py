@@ -217,7 +217,7 @@ def markdown(results: Results) -> str:
         parts.append(f"## What a large run costs\n\n{table}")
     if results.live_views:
         table = _markdown_table(LIVE_VIEW_HEAD, live_view_lines(results.live_views))
-        note = "Of one core, at one look a second; snapshots are read without a web UI too. Eight GPUs, sampled at 10 Hz."
+        note = "Of one core, at one look a second; snapshots are read without a web UI too. Eight GPUs at 10 Hz."
         parts.append(f"## What the web UI's live view costs the master\n\n{note}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
