@@ -47,7 +47,7 @@ class Cluster:
     @property
     def runs(self) -> list[Path]:
         """The run directories on the volume of the results."""
-        return sorted((self._directory / "claims" / "results" / "runs").iterdir())
+        return sorted(path.parent for path in (self._directory / "claims" / "results" / "runs").glob("*/run.json"))
 
     def start(self, kind: str, name: str, *more_arguments: str) -> subprocess.Popen[str]:
         """One more pod of a resource, with further arguments where this machine needs them."""
