@@ -163,7 +163,7 @@ def _peak_rss_bytes(pid: int) -> int:
 
 def merge(work: Path, tokens: int = MERGE_TOKENS) -> Iterator[Claim]:
     """``vllm-locust merge`` of a run directory as the recorder leaves it, in a process of its own."""
-    run_dir = RunDirectory(work / "merge")
+    run_dir = RunDirectory(work / "merge" / "run")
     try:
         written = write_run(run_dir, tokens)
         began = time.monotonic()
@@ -176,7 +176,7 @@ def merge(work: Path, tokens: int = MERGE_TOKENS) -> Iterator[Claim]:
         if process.returncode not in (0, 4) or not run_dir.report_html.is_file():
             raise RuntimeError(f"the merge ended with exit code {process.returncode}")
     finally:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
+        shutil.rmtree(work / "merge", ignore_errors=True)
     peak = spent.ru_maxrss << 10
     yield Claim(
         case="merge",

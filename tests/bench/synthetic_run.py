@@ -201,7 +201,7 @@ def _description(last_seq: dict[str, int], requests: int, length_ns: int) -> dic
         "hosts": {"master": socket.gethostname()},
         "config": config.to_json(),
         "token_detail": True,
-        "server": {"model": "m", "max_model_len": None},
+        "server": {"model": "m", "max_model_len": None, "is_vllm": True, "version": "0.24.0"},
         "server_metrics": {"pages": []},
         "workload": {"name": "synthetic", "fingerprint": "none", "warnings": [], "filters": {}},
         "started_unix_ns": T0_UNIX_NS,

@@ -67,7 +67,7 @@ def merge_run(order: MergeOrder) -> Merged:
 @contextmanager
 def _alone(run_dir: RunDirectory) -> Iterator[None]:
     """Another merge or report of the run is waited for: two of them would mix their results."""
-    run_dir.path.mkdir(parents=True, exist_ok=True)
+    run_dir.make()
     deadline_ns = clock.monotonic_ns() + _WAIT_FOR_MERGE_NS
     told = False
     while (lock := try_lock(run_dir.merge_lock)) is None:

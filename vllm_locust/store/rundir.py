@@ -22,11 +22,15 @@ class RunDirectory:
         """A new directory for a run. Raises ``UsageError`` where there is one with a run in it."""
         made = cls(path)
         made.refuse_run()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise StoreError(f"the run directory {path} cannot be made: {exc.strerror}") from exc
+        made.make()
         return made
+
+    def make(self) -> None:
+        """Where there is none yet."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StoreError(f"the run directory {self.path} cannot be made: {exc.strerror}") from exc
 
     @classmethod
     def create_next(cls, path: Path) -> RunDirectory:
