@@ -100,5 +100,5 @@ def test_wheel_carries_its_data(tmp_path: Path) -> None:
     assert "vllm_locust/data/k8s/secrets/redis.acl" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("report.html.j2") for name in names)
-    assert {f"vllm_locust/report/assets/{name}" for name in ECHARTS} <= names
+    assert {f"vllm_locust/report/assets/{name}" for name in (*ECHARTS, "report.js", "report.css")} <= names
     assert not any(name.startswith("tests/") for name in names)
