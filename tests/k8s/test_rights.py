@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.k8s.directories import K8S
+from tests.run.simulated import ROOT
 from tests.store.servers import Server
 from vllm_locust.errors import StoreError
 from vllm_locust.store.redis_store import RunStore
@@ -93,3 +96,18 @@ def test_nobody_else_comes_in(server: Server, secrets_dir: Path, user: str | Non
     with pytest.raises(StoreError, match=r"[Aa]uthentication|invalid username-password"):
         store.check_server()
     store.close()
+
+
+def test_every_command_that_the_program_sends_is_in_the_rights_of_some_user() -> None:
+    """One that a later version adds would else be missed only where Redis has users."""
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "vllm_locust" / "store").glob("*.py"))
+    sent = {
+        word
+        for source in sources
+        for call in re.findall(r'(?:_do\("[^"]*", |execute_command\()"([A-Z]+)"|pipe\.([a-z]+)\(', source)
+        for word in call
+        if word
+    } - {"execute"}
+    allowed = set(re.findall(r"\+([a-z]+)", (K8S / "secrets" / "redis.acl").read_text(encoding="utf-8")))
+    assert {"XADD", "XREAD", "HGETALL", "expire"} <= sent
+    assert {word.lower() for word in sent} - {"close"} <= allowed
