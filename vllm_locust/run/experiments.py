@@ -29,6 +29,8 @@ def record_experiment(run_dir: RunDirectory, run: Mapping[str, Any], summary: Ma
     path = directory / NAME
     lock = _locked(directory / _LOCK)
     try:
+        for leftover in directory.glob(f".{NAME}.*.tmp"):  # of a merge that was killed
+            leftover.unlink()
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         write_text(path, with_row(text, row, "run_id"))
     except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
