@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -143,7 +143,7 @@ class WorkerSide:
             self._store,
             ShipperConfig(worker_id=worker_id, spool_dir=Path(payload["spool_dir"])),
             spawn=gevent.spawn,
-            offload=lambda call: gevent.get_hub().threadpool.apply(call),
+            offload=_in_thread_pool,
             unix_ns=axis.unix_ns,
         )
         assignment = Assignment(
@@ -285,6 +285,21 @@ class WorkerSide:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _in_thread_pool(call: Callable[[], None]) -> None:
+    """Wait for it without stopping the loop. The pool would print a traceback of a full disk."""
+
+    def attempt() -> OSError | None:
+        try:
+            call()
+        except OSError as error:
+            return error
+        return None
+
+    error = gevent.get_hub().threadpool.apply(attempt)
+    if error is not None:
+        raise error
 
 
 def _calm_garbage_collector(transport: TransportName) -> None:
