@@ -119,7 +119,8 @@ def test_stop_in_the_web_ui_merges_and_a_second_run_can_follow(tmp_path: Path) -
         finally:
             if load.poll() is None:
                 os.killpg(load.pid, signal.SIGKILL)
-        runs = [LocustRun(ended.exit_code, ended.output, path) for path in sorted((tmp_path / "runs").iterdir())]
+        found = sorted(path.parent for path in (tmp_path / "runs").glob("*/run.json"))
+        runs = [LocustRun(ended.exit_code, ended.output, path) for path in found]
         assert [run.run_dir.name for run in runs] == ["web", "web-2"], ended.output
         server.stop()
         sent = [row["request_id"] for row in server.truth()]
