@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["capacity"]:
             # Most of its flags are Locust's.
-            from vllm_locust.run.capacity_command import run_capacity
+            from vllm_locust.run.capacity.command import run_capacity
 
             run_capacity(arguments[1:])
         options = _parser().parse_args(arguments)
@@ -167,8 +167,8 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    from vllm_locust.run.merge import merge_run
-    from vllm_locust.run.recovery import MergeOrder
+    from vllm_locust.run.results.merge import merge_run
+    from vllm_locust.run.results.recovery import MergeOrder
 
     order = MergeOrder.parse(
         options.which,
@@ -183,7 +183,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from vllm_locust.run.collect import CollectOrder, collect
+    from vllm_locust.run.telemetry.collect import CollectOrder, collect
 
     order = CollectOrder.parse(
         redis_url=options.redis_url,
@@ -198,27 +198,27 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from vllm_locust.run.doctor import DoctorOrder, run_doctor
+    from vllm_locust.run.doctor.examine import DoctorOrder, run_doctor
 
     return run_doctor(DoctorOrder.parse(vars(options)), in_json=options.json)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust.run.merge import report_run
+    from vllm_locust.run.results.merge import report_run
     from vllm_locust.store.rundir import RunDirectory, read_json
 
     run_dir = RunDirectory(options.run_dir)
     merged = report_run(run_dir)
     print(merged.text)
     if options.export:
-        from vllm_locust.run.exports import export_run
+        from vllm_locust.run.results.exports import export_run
 
         export_run(run_dir, read_json(run_dir.run_json), merged.summary, options.export)
     return merged.exit_code
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from vllm_locust.run.compare import CompareOrder, Outputs, compare_runs, scaling
+    from vllm_locust.run.results.compare import CompareOrder, Outputs, compare_runs, scaling
 
     outputs = Outputs(options.markdown, options.junit, options.json)
     if options.scaling is not None:

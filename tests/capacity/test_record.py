@@ -17,7 +17,7 @@ from vllm_locust.capacity.search import CapacitySettings, Status
 from vllm_locust.capacity_options import CapacityOrder
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.run import capacity_terms
+from vllm_locust.run.capacity import terms
 
 SETTINGS = CapacitySettings(quantity=Quantity.RATE, start_load=8, min_load=1, max_probes=5, budget_s=300)
 
@@ -114,11 +114,11 @@ def test_a_file_that_is_no_record(text: str, words: str, tmp_path: Path, monkeyp
 
 def assert_refused(directory: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By ``--resume``, with one sentence and the exit code of bad usage."""
-    monkeypatch.setattr(capacity_terms, "terms_of", lambda *_: {"model": "m"})
+    monkeypatch.setattr(terms, "terms_of", lambda *_: {"model": "m"})
     order = CapacityOrder(settings=SETTINGS, resume=str(directory))
     workload = SimpleNamespace(replays_times=False)
     with pytest.raises(UsageError) as refused:
-        capacity_terms.check_search(order, *cast("Any", (None, None, workload)))
+        terms.check_search(order, *cast("Any", (None, None, workload)))
     (problem,) = refused.value.problems
     assert f"{directory / 'capacity.json'} cannot be used: " in problem
     assert words in problem

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from tests.collect.fake_nvml import FakeDevice, FakeNvml
-from vllm_locust.run.collect import CollectOrder, collect
+from vllm_locust.run.telemetry.collect import CollectOrder, collect
 
 POWER_W = 691.391
 

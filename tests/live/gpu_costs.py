@@ -12,7 +12,7 @@ from vllm_locust import clock
 from vllm_locust.clock import WallAxis
 from vllm_locust.collect.gpu_source import Remarks
 from vllm_locust.collect.nvml import NvmlSource, open_nvml
-from vllm_locust.run.collect import CollectOrder, collect
+from vllm_locust.run.telemetry.collect import CollectOrder, collect
 
 REPEATS = 25
 Cost = tuple[str, float, float]

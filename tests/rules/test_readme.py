@@ -35,7 +35,7 @@ PARSERS = """
 import argparse, inspect, json
 from locust.argument_parser import get_empty_argument_parser, setup_parser_arguments
 from vllm_locust.cli import _parser as command
-from vllm_locust.run.capacity_command import _parser as capacity
+from vllm_locust.run.capacity.command import _parser as capacity
 from vllm_locust.run.flags import add_flags
 from vllm_locust.simserver.settings import _parser as simserver
 

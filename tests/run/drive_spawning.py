@@ -11,7 +11,7 @@ from typing import Any
 from locust import User
 from locust.runners import WorkerNode
 
-from vllm_locust.run.spawning import OrderedDispatcher, SpawnOrder
+from vllm_locust.run.course.spawning import OrderedDispatcher, SpawnOrder
 
 
 class Asks(User):

@@ -12,10 +12,10 @@ import pytest
 from tests.store.servers import request
 from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
 from vllm_locust.record import ArrivalRecord, RequestRecord
-from vllm_locust.run.arrivals import Placed, account_for_arrivals, reconcile
 from vllm_locust.run.common_clock import WorkerClocks
-from vllm_locust.run.merge import add_columns
-from vllm_locust.run.recovery import MASTER_ENDED
+from vllm_locust.run.results.arrivals import Placed, account_for_arrivals, reconcile
+from vllm_locust.run.results.merge import add_columns
+from vllm_locust.run.results.recovery import MASTER_ENDED
 from vllm_locust.store.columns import RequestColumns, arrivals_to_arrow
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.parts import PartStore

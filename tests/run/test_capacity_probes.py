@@ -18,13 +18,13 @@ from vllm_locust.core_time import CoreTime
 from vllm_locust.errors import TargetError
 from vllm_locust.load_profile import Quantity
 from vllm_locust.outcome import Outcome
-from vllm_locust.run import capacity
-from vllm_locust.run.capacity import CapacityProbes
-from vllm_locust.run.stage_spans import StageSpan, Stretch, append_stretch
+from vllm_locust.run.capacity import probes as capacity_probes
+from vllm_locust.run.capacity.probes import CapacityProbes
+from vllm_locust.run.course.stage_spans import StageSpan, Stretch, append_stretch
 from vllm_locust.store.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from vllm_locust.run.course import Course, RunView
+    from vllm_locust.run.course.course import Course, RunView
 
 NS = 1_000_000_000
 SERVICE_S = 0.5
@@ -145,7 +145,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
-    monkeypatch.setattr(capacity, "clock", SimpleNamespace(monotonic_ns=lambda: made.now_ns))
+    monkeypatch.setattr(capacity_probes, "clock", SimpleNamespace(monotonic_ns=lambda: made.now_ns))
     return made
 
 

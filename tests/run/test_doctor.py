@@ -184,7 +184,7 @@ def test_each_user_of_the_acl_has_what_its_role_needs_and_no_more(redis: Server,
 
 def gpu_checks(device: FakeDevice | None) -> dict[str, Any]:
     """In this process, since the driver is one of the tests."""
-    from vllm_locust.run.doctor_host import check_gpus
+    from vllm_locust.run.doctor.host import check_gpus
 
     assert device is not None
     check = check_gpus(lambda: FakeNvml(device), required=True)

@@ -9,7 +9,7 @@ import pytest
 from vllm_locust.aggregate import RunAggregate
 from vllm_locust.capacity.probe import ProbeResult
 from vllm_locust.outcome import Outcome
-from vllm_locust.run.live_probe import LiveProbe
+from vllm_locust.run.capacity.live_probe import LiveProbe
 from vllm_locust.slo import parse_slos
 
 MS = 1_000_000

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store.servers import request
 from vllm_locust.run.common_clock import WorkerClocks
-from vllm_locust.run.recovery import completed
+from vllm_locust.run.results.recovery import completed
 from vllm_locust.store.columns import RequestColumns
 from vllm_locust.store.parts import PartStore
 from vllm_locust.store.rundir import RunDirectory, write_json

@@ -248,7 +248,7 @@ from locust import task
 from vllm_locust import OpenLoopChatUser
 from vllm_locust.load_profile import ProfileStage
 from vllm_locust.run import locust_plugin
-from vllm_locust.run.stage_spans import Stretch
+from vllm_locust.run.course.stage_spans import Stretch
 
 class OpenLoop(OpenLoopChatUser):
     @task

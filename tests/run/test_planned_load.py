@@ -10,7 +10,7 @@ import pytest
 from vllm_locust.arrival import ArrivalProcess
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError
-from vllm_locust.run.planned_load import plan_load
+from vllm_locust.run.course.planned_load import plan_load
 from vllm_locust.workload.load import load_workload
 from vllm_locust.workload.workload import Workload
 

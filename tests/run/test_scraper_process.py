@@ -17,8 +17,8 @@ from tests.load.scripted_server import End, ScriptedServer, serving, whole
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import TargetError
 from vllm_locust.metrics_page import MetricsPage
-from vllm_locust.run.server_metrics import ScraperProcess, find_pages, start_scraper
-from vllm_locust.run.server_scraper import ScraperConfig, is_scraper_of
+from vllm_locust.run.telemetry.server_metrics import ScraperProcess, find_pages, start_scraper
+from vllm_locust.run.telemetry.server_scraper import ScraperConfig, is_scraper_of
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.telemetry_schema import decode_telemetry
@@ -107,7 +107,7 @@ def test_it_ends_with_its_parent(valkey: EmbeddedValkey) -> None:
     """Whose end of the pipe closes, whatever became of it."""
     with serving({"GET": (PAGE, End.CLOSE)}) as server:
         orphan = subprocess.Popen(
-            [sys.executable, "-m", "vllm_locust.run.server_scraper"],
+            [sys.executable, "-m", "vllm_locust.run.telemetry.server_scraper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 
 from tests.run.test_telemetry_merge import BASE, SECOND, WINDOW, Streams, directory, offset, streams
 from vllm_locust.run.server_axes import ServerAxes
-from vllm_locust.run.telemetry_merge import merge_telemetry
+from vllm_locust.run.telemetry.merge import merge_telemetry
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.telemetry import TelemetryKind
 

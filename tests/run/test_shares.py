@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.run.shares import Shares
+from vllm_locust.run.course.shares import Shares
 
 
 def test_a_share_has_one_owner_and_its_history_is_kept() -> None:

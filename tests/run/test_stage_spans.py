@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vllm_locust.load_profile import Curve, ProfileStage, Quantity
-from vllm_locust.run.stage_spans import StageSpan, Stretch, append_stretch, cut_stages
+from vllm_locust.run.course.stage_spans import StageSpan, Stretch, append_stretch, cut_stages
 
 
 def stage(start: float, end: float, length_s: float | None, curve: Curve = "linear") -> ProfileStage:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.store.servers import Server
 from vllm_locust.run.server_axes import ServerAxes
-from vllm_locust.run.telemetry_merge import MARGIN_NS, merge_telemetry
+from vllm_locust.run.telemetry.merge import MARGIN_NS, merge_telemetry
 from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory

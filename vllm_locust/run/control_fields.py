@@ -13,7 +13,7 @@ import gevent
 from gevent.event import Event
 
 from vllm_locust.errors import StoreError
-from vllm_locust.run.recovery import RUN
+from vllm_locust.run.results.recovery import RUN
 from vllm_locust.store.redis_store import RunStore
 
 logger = logging.getLogger(__name__)

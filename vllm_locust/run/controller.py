@@ -27,15 +27,15 @@ from vllm_locust.load.worker import FLUSH_TIMEOUT_NS
 from vllm_locust.run.agreement import versions
 from vllm_locust.run.common_clock import shift_ns
 from vllm_locust.run.control_fields import ControlFields
-from vllm_locust.run.course import Course, RunView
+from vllm_locust.run.course.course import Course, RunView
+from vllm_locust.run.course.spawning import SpawnOrder
 from vllm_locust.run.messenger import ABANDON, DRAIN, Messenger
-from vllm_locust.run.own_collector import OwnCollector, OwnCollectorConfig
 from vllm_locust.run.progress import Progress
-from vllm_locust.run.recovery import STOPPED_EARLY, left_in_redis
+from vllm_locust.run.results.recovery import STOPPED_EARLY, left_in_redis
 from vllm_locust.run.run_description import Checked, description
-from vllm_locust.run.server_metrics import ScraperProcess, start_scraper
-from vllm_locust.run.server_scraper import ScraperConfig
-from vllm_locust.run.spawning import SpawnOrder
+from vllm_locust.run.telemetry.own_collector import OwnCollector, OwnCollectorConfig
+from vllm_locust.run.telemetry.server_metrics import ScraperProcess, start_scraper
+from vllm_locust.run.telemetry.server_scraper import ScraperConfig
 from vllm_locust.run.workers import RunWorkers
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded

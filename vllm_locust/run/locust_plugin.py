@@ -23,20 +23,20 @@ from vllm_locust.load.users import POST
 from vllm_locust.load_options import read_load_options
 from vllm_locust.load_profile import Quantity
 from vllm_locust.run.agreement import given_flags
-from vllm_locust.run.capacity import CapacityProbes
-from vllm_locust.run.capacity_terms import terms_of
+from vllm_locust.run.capacity.probes import CapacityProbes
+from vllm_locust.run.capacity.terms import terms_of
 from vllm_locust.run.controller import RunController
-from vllm_locust.run.course import ClosedCourse, Course, RunView, Search
+from vllm_locust.run.course.course import ClosedCourse, Course, RunView, Search
+from vllm_locust.run.course.open import OpenCourse
+from vllm_locust.run.course.planned_load import OPEN_LOOP_SLOTS, plan_load
+from vllm_locust.run.course.spawning import OrderedDispatcher, SpawnOrder
+from vllm_locust.run.course.user_stages import UserStagesCourse
 from vllm_locust.run.engine_time import steady_engine_time
 from vllm_locust.run.flags import add_flags, bound_time_spans
 from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messenger
-from vllm_locust.run.open_course import OpenCourse
-from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS, plan_load
 from vllm_locust.run.preflight import Preflight
 from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
-from vllm_locust.run.spawning import OrderedDispatcher, SpawnOrder
-from vllm_locust.run.user_stages import UserStagesCourse
 from vllm_locust.run.web.console import WebConsole
 from vllm_locust.run.worker_side import WorkerSide
 

@@ -14,11 +14,11 @@ from vllm_locust.load.open_loop import kind_problems
 from vllm_locust.load.preflight import ask_server, reset_prefix_cache
 from vllm_locust.load_profile import Quantity
 from vllm_locust.run.agreement import given_flags
-from vllm_locust.run.capacity_terms import check_search
-from vllm_locust.run.planned_load import plan_load
+from vllm_locust.run.capacity.terms import check_search
+from vllm_locust.run.course.planned_load import plan_load
 from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
-from vllm_locust.run.server_metrics import find_pages
+from vllm_locust.run.telemetry.server_metrics import find_pages
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory

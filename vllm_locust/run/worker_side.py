@@ -26,7 +26,7 @@ from vllm_locust.record import FlushReport
 from vllm_locust.run.agreement import disagreements, version_problems, versions
 from vllm_locust.run.common_clock import shift_ns
 from vllm_locust.run.messenger import ABANDON, BEGIN, DRAIN, EXTEND, FLUSHED, PREPARE, READY, SNAPSHOT, STAGE, Messenger
-from vllm_locust.run.recovery import flushed_field
+from vllm_locust.run.results.recovery import flushed_field
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.clock_offset import measure_clock_offset
 from vllm_locust.store.redis_store import RunStore

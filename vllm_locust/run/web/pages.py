@@ -13,7 +13,7 @@ from flask import Blueprint, Response, abort, request, send_file
 from locust import argument_parser
 
 from vllm_locust import __version__
-from vllm_locust.run.planned_load import OPEN_LOOP_SLOTS
+from vllm_locust.run.course.planned_load import OPEN_LOOP_SLOTS
 from vllm_locust.run.web.exposition import exposition
 from vllm_locust.run.web.finished_run import FinishedRun
 from vllm_locust.run.web.guard import guard

@@ -15,14 +15,14 @@ from vllm_locust.collect.scraper import TIMEOUT_S
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import TargetError
 from vllm_locust.metrics_page import USUAL_PATH, MetricsPage
-from vllm_locust.run.server_scraper import ScraperConfig
+from vllm_locust.run.telemetry.server_scraper import ScraperConfig
 from vllm_locust.store.child_process import send_line, start_module
 from vllm_locust.store.shipper import start_thread
 from vllm_locust.tls import tls_context
 
 logger = logging.getLogger(__name__)
 
-_MODULE: Final = "vllm_locust.run.server_scraper"
+_MODULE: Final = "vllm_locust.run.telemetry.server_scraper"
 _FIRST_LOOK_S: Final = 4 * TIMEOUT_S
 _FINISH_S: Final = 4 * TIMEOUT_S
 

@@ -27,11 +27,11 @@ from vllm_locust.report.columns import RequestColumns
 from vllm_locust.report.html import render_html
 from vllm_locust.report.summary import measure
 from vllm_locust.report.text import render_text
-from vllm_locust.run.arrivals import account_for_arrivals
 from vllm_locust.run.common_clock import WorkerClocks
-from vllm_locust.run.experiments import record_experiment
-from vllm_locust.run.recovery import MergeOrder, check_known, completed, read_control, take_in
-from vllm_locust.run.telemetry_merge import merge_telemetry
+from vllm_locust.run.results.arrivals import account_for_arrivals
+from vllm_locust.run.results.experiments import record_experiment
+from vllm_locust.run.results.recovery import MergeOrder, check_known, completed, read_control, take_in
+from vllm_locust.run.telemetry.merge import merge_telemetry
 from vllm_locust.slo import Slo, judge_requests, parse_slos
 from vllm_locust.store.finalize import finalize
 from vllm_locust.store.lock_file import try_lock

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from vllm_locust.arrival import ArrivalProcess, Schedule
 from vllm_locust.phases import PHASES, Phase, assign_phase, interval_index
-from vllm_locust.run.recovery import MASTER_ENDED
+from vllm_locust.run.results.recovery import MASTER_ENDED
 from vllm_locust.store.finalize import read_rows, write_table
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.store.schema import BatchKind

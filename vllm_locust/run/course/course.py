@@ -14,11 +14,11 @@ from gevent.event import Event
 from vllm_locust import clock
 from vllm_locust.aggregate import Snapshots
 from vllm_locust.config import RunConfig
+from vllm_locust.run.course.spawning import SpawnOrder
+from vllm_locust.run.course.stage_spans import StageSpan, Stretch, cut_stages
 from vllm_locust.run.messenger import STAGE, Messenger
 from vllm_locust.run.progress import Progress
-from vllm_locust.run.recovery import STAGES, WINDOW_END, WINDOW_START
-from vllm_locust.run.spawning import SpawnOrder
-from vllm_locust.run.stage_spans import StageSpan, Stretch, cut_stages
+from vllm_locust.run.results.recovery import STAGES, WINDOW_END, WINDOW_START
 from vllm_locust.run.workers import POLL_S, RunWorkers
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.workload.workload import Workload

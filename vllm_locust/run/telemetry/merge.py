@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vllm_locust.run.common_clock import ClockTrack
 from vllm_locust.run.server_axes import ServerAxes
-from vllm_locust.run.server_scraper import is_scraper_of
+from vllm_locust.run.telemetry.server_scraper import is_scraper_of
 from vllm_locust.store.clock_offset import ClockOffset
 from vllm_locust.store.rundir import RunDirectory
 from vllm_locust.store.telemetry_intake import TelemetryPart, telemetry_parts

@@ -23,13 +23,13 @@ from vllm_locust.capacity.search import Capacity
 from vllm_locust.capacity_options import CapacityOrder, hold
 from vllm_locust.errors import VllmLocustError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.run.live_probe import LiveProbe
-from vllm_locust.run.stage_spans import Stretch
+from vllm_locust.run.capacity.live_probe import LiveProbe
+from vllm_locust.run.course.stage_spans import Stretch
 from vllm_locust.slo import parse_slos
 from vllm_locust.store.rundir import write_json
 
 if TYPE_CHECKING:
-    from vllm_locust.run.course import Course, RunView
+    from vllm_locust.run.course.course import Course, RunView
 
 logger = logging.getLogger(__name__)
 

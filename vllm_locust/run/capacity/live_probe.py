@@ -18,8 +18,8 @@ from vllm_locust.capacity.probe import BATCHES, ProbeResult, SloCount, allowed_s
 from vllm_locust.metrics import CATALOGUE, Per
 from vllm_locust.outcome import Outcome
 from vllm_locust.overload import Overload
-from vllm_locust.run.generator_watch import GeneratorWatch
-from vllm_locust.run.server_watch import ServerWatch
+from vllm_locust.run.capacity.generator_watch import GeneratorWatch
+from vllm_locust.run.capacity.server_watch import ServerWatch
 from vllm_locust.slo import Slo, SloKind
 from vllm_locust.statistics import PERCENTILES, nearest_rank
 

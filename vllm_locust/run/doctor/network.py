@@ -11,7 +11,7 @@ from vllm_locust.checkup.redis import judge_link, judge_rights, judge_server
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import StoreError, TargetError, UsageError
 from vllm_locust.load.preflight import ServerFacts, ask_health, ask_server
-from vllm_locust.run.server_metrics import page_fault, page_of_target
+from vllm_locust.run.telemetry.server_metrics import page_fault, page_of_target
 from vllm_locust.store.embedded import start_embedded
 from vllm_locust.store.redis_probe import RedisProbe, RedisRole, round_trip
 from vllm_locust.store.redis_url import RedisOptions

@@ -15,7 +15,7 @@ from vllm_locust.clock import WallAxis
 from vllm_locust.collect.nvml import open_nvml
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError
-from vllm_locust.run import doctor_host, doctor_network
+from vllm_locust.run.doctor import host, network
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.store.redis_probe import RedisRole
 from vllm_locust.store.redis_url import RedisOptions, redis_options
@@ -112,26 +112,26 @@ def examine(order: DoctorOrder, *, open_driver: Callable[[], Any] = open_nvml) -
 def _checks(order: DoctorOrder, axis: WallAxis, open_driver: Callable[[], Any]) -> Iterator[Check]:
     role = order.role
     sends = role in (None, Role.WORKER)
-    yield doctor_host.check_versions()
-    yield doctor_host.check_cpu(order.processes if sends else 1)
+    yield host.check_versions()
+    yield host.check_cpu(order.processes if sends else 1)
     if sends:
-        yield from doctor_host.check_limits(order.users, order.processes)
-        yield doctor_host.check_stamps()
+        yield from host.check_limits(order.users, order.processes)
+        yield host.check_stamps()
     if role in (None, Role.MASTER):
-        yield doctor_host.check_disk("run directory", order.run_dir)
+        yield host.check_disk("run directory", order.run_dir)
     if role is Role.WORKER:
-        yield doctor_host.check_disk("spool", order.run_dir)
+        yield host.check_disk("spool", order.run_dir)
     if role in (None, Role.GPU):
-        yield doctor_host.check_gpus(open_driver, required=role is Role.GPU)
+        yield host.check_gpus(open_driver, required=role is Role.GPU)
     if order.redis is not None:
-        yield from doctor_network.check_redis(order.redis, _REDIS_ROLES[role])
+        yield from network.check_redis(order.redis, _REDIS_ROLES[role])
     else:
-        yield doctor_network.check_without_redis(embedded_will_do=role is not Role.WORKER)
+        yield network.check_without_redis(embedded_will_do=role is not Role.WORKER)
     if role in (None, Role.MASTER, Role.WORKER):
-        yield from doctor_network.check_server(order.config, order.secrets.api_key)
+        yield from network.check_server(order.config, order.secrets.api_key)
     if role is Role.MASTER:
-        yield doctor_network.check_own_port(order.master_port)
+        yield network.check_own_port(order.master_port)
     if role is Role.WORKER:
-        yield doctor_network.check_master(order.master_host, order.master_port)
+        yield network.check_master(order.master_host, order.master_port)
     # Last, since it looks at how far the clock was set meanwhile.
-    yield doctor_host.check_clock(axis.moved_ns())
+    yield host.check_clock(axis.moved_ns())

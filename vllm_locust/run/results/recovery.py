@@ -20,7 +20,7 @@ from vllm_locust import clock
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
-from vllm_locust.run.stage_spans import StageSpan, cut_stages
+from vllm_locust.run.course.stage_spans import StageSpan, cut_stages
 from vllm_locust.store.intake import RecorderReport, absorb_spools
 from vllm_locust.store.parts import PartsInUse, list_parts, read_part_rows
 from vllm_locust.store.recorder import RecorderConfig

@@ -15,12 +15,12 @@ from vllm_locust import clock
 from vllm_locust.arrival import ArrivalProcess, DueCount, Piece
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.run.course import USED_UP, Course, RunView, Search, window_in_words
+from vllm_locust.run.course.course import USED_UP, Course, RunView, Search, window_in_words
+from vllm_locust.run.course.planned_load import PlannedLoad
+from vllm_locust.run.course.shares import Shares
+from vllm_locust.run.course.stage_spans import StageSpan, Stretch, append_stretch
 from vllm_locust.run.messenger import BEGIN, DRAIN, EXTEND, Absences
-from vllm_locust.run.planned_load import PlannedLoad
-from vllm_locust.run.recovery import SCHEDULE, SHARES
-from vllm_locust.run.shares import Shares
-from vllm_locust.run.stage_spans import StageSpan, Stretch, append_stretch
+from vllm_locust.run.results.recovery import SCHEDULE, SHARES
 from vllm_locust.run.workers import POLL_S
 
 logger = logging.getLogger(__name__)

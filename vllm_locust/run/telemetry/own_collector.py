@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from vllm_locust.errors import StoreError, UsageError, VllmLocustError
-from vllm_locust.run.collect import CollectOrder, collect
+from vllm_locust.run.telemetry.collect import CollectOrder, collect
 from vllm_locust.store.child_process import start_module
 
-_MODULE: Final = "vllm_locust.run.own_collector"
+_MODULE: Final = "vllm_locust.run.telemetry.own_collector"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.load_profile import LoadProfile, Quantity
-from vllm_locust.run.course import USED_UP, ClosedCourse, RunView, Search
-from vllm_locust.run.stage_spans import Stretch, append_stretch
+from vllm_locust.run.course.course import USED_UP, ClosedCourse, RunView, Search
+from vllm_locust.run.course.stage_spans import Stretch, append_stretch
 from vllm_locust.run.workers import POLL_S
 
 TELL_AGAIN_NS = 10_000_000_000
