@@ -100,7 +100,12 @@ def test_each_arrival_is_sent_once_when_it_is_due(
     play: Play, arrival: str, share: int, shares: int, first: int
 ) -> None:
     played = play(
-        arrival=arrival, pieces=[[0.3, 150, 150], [0.3, 150, 300]], share=share, shares=shares, first_arrival=first
+        arrival=arrival,
+        pieces=[[0.3, 150, 150], [0.3, 150, 300]],
+        share=share,
+        shares=shares,
+        first_arrival=first,
+        slots=200,
     )
     pieces = (Piece(300 * MS, 150, 150), Piece(300 * MS, 150, 300))
     whole = Schedule(ArrivalProcess(arrival), seed=1, pieces=pieces).offsets_ns().tolist()

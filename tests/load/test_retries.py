@@ -193,11 +193,18 @@ def test_a_server_that_is_never_there(transport: str) -> None:
     assert seen["error"] == f"{place}: Connection refused"
 
 
+def refuse_after_first(server: ScriptedServer) -> None:
+    deadline = time.monotonic() + 30
+    while not posts(server, "a") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server.refuse_from_now_on()
+
+
 def test_a_server_that_turned_it_away_and_was_gone_then_has_seen_it(transport: str) -> None:
     """The status stays on record: it tells that the request was sent."""
     with serving({"a": turned_away(429, retry_after=b"1", connection=b"close")}) as short_lived:
         place = url(short_lived)
-        threading.Timer(0.5, short_lived.refuse_from_now_on).start()
+        threading.Thread(target=refuse_after_first, args=(short_lived,)).start()
         seen = drive(transport, [[call("a", place, retries=1)]])["a"]
         assert len(posts(short_lived, "a")) == 1
     assert (seen["outcome"], seen["attempts"], seen["http_status"]) == ("connect_error", 2, 429)
