@@ -128,7 +128,10 @@ def test_a_run_is_told_of_alike_everywhere(site: Site) -> None:
     assert [(gpu["gpu"], gpu["power_w"], gpu["utilization"]) for gpu in running["gpus"]] == [("gpu-host/3", 123.0, 0.5)]
     assert running["now"]["gpus"] == {"gpu-host/3": [0.5, None, 123.0]}
     assert site.samples()["vllm_locust_gpu_power_w|gpu-host/3"] == 123.0
-    assert site.swarm({})["success"] is True, "the number of users of a closed loop may be changed"
+    assert_a_run_that_goes_on_keeps_its_options(site)
+    assert site.swarm({"slo": "ttft<=1s", "own_secret": ""})["success"] is True, (
+        "the number of users of a closed loop may be changed"
+    )
     over = site.await_state("ready")
     assert over["result"]["run_id"] == over["run"]["run_id"]
     assert_metrics_are_the_json(site.samples(), over)
@@ -139,6 +142,21 @@ def test_a_run_is_told_of_alike_everywhere(site: Site) -> None:
     tabs = json.loads(get(f"{site.web}/stats/requests"))["extended_stats"]
     rows = {row["metric"]: row for row in tabs[0]["data"]}
     assert int(rows["TTFT"]["n"].replace(",", "")) == over["latency"][0]["n"]
+
+
+def assert_a_run_that_goes_on_keeps_its_options(site: Site) -> None:
+    page = site.directory / "page.html"
+    for fields in (
+        {"html_file": str(page)},
+        {"stop_timeout": "x"},
+        {"workload": "/etc/passwd"},
+        {"run_dir": "elsewhere"},
+        {"own_secret": "another"},
+    ):
+        answer = site.swarm(fields)
+        assert answer["success"] is False
+        assert next(iter(fields)) in answer["message"], answer
+    assert not page.exists()
 
 
 def valkey_url(site: Site) -> str:

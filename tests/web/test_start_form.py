@@ -18,6 +18,10 @@ class Chat:
     host = None
 
 
+KEPT = {"rate": "5", "slo": ["ttft<=2s", "e2e<=9s"], "own_option": None, "warmup_requests": 4, "insecure": False}
+CHANGE = {"user_count": "8", "spawn_rate": "1.5"}
+
+
 def form(**given: Any) -> StartForm:
     options = FLAG_DEFAULTS | {"num_users": None, "run_time": None} | given
     environment = SimpleNamespace(
@@ -80,3 +84,32 @@ def test_every_fault_is_told_at_once() -> None:
         "run time",
         "--shape",
     ]
+
+
+def change(**fields: str) -> Any:
+    return form(**KEPT).read_change({name: [value] for name, value in (CHANGE | fields).items()})
+
+
+def test_of_a_run_that_goes_on_only_the_users_may_be_changed() -> None:
+    as_it_is = {"rate": "5", "slo": "e2e<=9s, ttft<=2s", "own_option": "", "warmup_requests": "4", "shape": ""}
+    assert change() == change(**as_it_is) == change(user_classes="Chat") == CHANGE
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("html_file", "/tmp/x", "html_file: the start form cannot set that"),
+        ("stop_timeout", "x", "stop_timeout: the start form cannot set that"),
+        ("workload", "/etc/passwd", "workload: the run that goes on keeps"),
+        ("rate", "6", "rate: the run that goes on keeps"),
+        ("slo", "e2e<=9s", "slo: the run"),
+        ("own_option", "x", "own_option: the run"),
+        ("warmup_requests", "many", "warmup_requests: the run"),
+        ("run_time", "9s", "run_time: the run"),
+        ("user_classes", "Other", "user_classes: the run"),
+        ("user_count", "0", "number of users"),
+    ],
+)
+def test_what_a_run_that_goes_on_keeps(name: str, value: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        change(**{name: value})

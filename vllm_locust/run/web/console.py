@@ -58,6 +58,9 @@ class WebConsole:
             return "the run that goes on has a plan of its own for its load; stop it, then start another"
         return None
 
+    def read_change(self, form: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
+        return self._form.read_change(form)
+
     def check(self, form: Mapping[str, Sequence[str]]) -> None:
         self._live.refuse(())
         self._live.preparing = True

@@ -20,6 +20,8 @@ from vllm_locust.shipped import shipped_directory
 LOCUST_FIELDS: Final = frozenset(
     {"user_count", "spawn_rate", "host", "run_time", "user_classes", "shape_class", "profile"}
 )
+_CHANGED: Final = ("user_count", "spawn_rate")
+"""What may be changed while a run goes on."""
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "api": tuple(map(str, Api)),
     "arrival": ("", *map(str, ArrivalProcess)),
@@ -74,11 +76,7 @@ class StartForm:
 
     def read(self, form: Mapping[str, Sequence[str]], *, run_time_s: float | None, host: str | None) -> StartOrder:
         """``form``: each field's values. ``run_time_s`` and ``host`` hold where it does not say. Raises UsageError."""
-        if unknown := sorted(set(form) - self._heard):
-            raise UsageError(
-                f"{', '.join(name[:40] for name in unknown[:10])}: the start form cannot set that; give it when Locust "
-                "is started"
-            )
+        self._refuse_unknown(form)
         last = {name: values[-1] for name, values in form.items() if values}
         problems = _number_problems(last)
         if text := last.get("run_time"):
@@ -98,6 +96,32 @@ class StartForm:
         if "host" in last:
             host = last["host"].replace("<", "").replace(">", "") or None
         return StartOrder(options, host, run_time_s, self._classes(form.get("user_classes", ())))
+
+    def read_change(self, form: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """``user_count`` and ``spawn_rate`` for a run that goes on, which keeps the rest: Locust's own form sends that
+        too, as it is. Raises UsageError where it says anything else.
+        """
+        self._refuse_unknown(form)
+        last = {name: values[-1] for name, values in form.items() if values}
+        problems = _number_problems(last)
+        now = vars(self._environment.parsed_options) | {
+            "user_classes": sorted(cls.__name__ for cls in self._environment.user_classes)
+        }
+        problems += [
+            f"{name[:40]}: the run that goes on keeps what it was started with; stop it, then start another"
+            for name in sorted(set(last) - set(_CHANGED))
+            if not _says(form[name], now.get(name))
+        ]
+        if problems:
+            raise UsageError(*problems)
+        return {name: last[name] for name in _CHANGED}
+
+    def _refuse_unknown(self, form: Mapping[str, Sequence[str]]) -> None:
+        if unknown := sorted(set(form) - self._heard):
+            raise UsageError(
+                f"{', '.join(name[:40] for name in unknown[:10])}: the start form cannot set that; give it when Locust "
+                "is started"
+            )
 
     def _classes(self, names: Sequence[str]) -> Sequence[type[Any]]:
         """As Locust's own handler will choose them."""
@@ -136,6 +160,23 @@ def _shipped(pattern: str) -> dict[str, str]:
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
+
+
+def _says(texts: Sequence[str], value: Any) -> bool:
+    """Whether a form's field holds the value of the option."""
+    told = sorted(part for text in texts for part in _split(text))
+    if value is None or value is False:
+        return not told or (value is False and told == ["false"])
+    if isinstance(value, list):
+        return told == sorted(map(str, value))
+    if value is True:
+        return told == ["true"]
+    if isinstance(value, int | float):
+        try:
+            return float(texts[-1]) == value
+        except ValueError:
+            return False
+    return texts[-1].strip() == str(value)
 
 
 def _number_problems(form: Mapping[str, str]) -> list[str]:

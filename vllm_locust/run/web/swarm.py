@@ -24,6 +24,9 @@ class Starter(Protocol):
     def refuse_change(self) -> str | None:
         """Why the number of users cannot be changed, of a run that goes on."""
 
+    def read_change(self, form: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
+        """Raises VllmLocustError where the form says what a run that goes on cannot take; else what it changes."""
+
     @property
     def is_going(self) -> bool: ...
 
@@ -52,6 +55,12 @@ def guarded_swarm(locust_view: Callable[[], Any], starter: Starter, secret_field
         if starter.is_going:
             if reason := starter.refuse_change():
                 return _refusal(reason)
+            try:
+                # Locust's handler would set any option that a request names, such as a file to write.
+                said = {name: values for name, values in form.items() if any(values) or name not in secret_fields}
+                request.form = ImmutableMultiDict(starter.read_change(said))
+            except VllmLocustError as error:
+                return _refusal(*error.problems)
             answer = locust_view()
             starter.cancel_run_time()
             return answer
