@@ -1,4 +1,4 @@
-"""Real servers for the store's tests: Valkey on a unix socket, which a test may kill, empty and start again."""
+"""Real servers for the store's tests: Valkey (or a Redis that is named) on a unix socket, which a test may kill, empty and start again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vllm_locust.store.redis_url import redis_options
 class Server:
     """A Valkey that keeps its socket path over restarts and forgets its data."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, binary: Path | str | None = None) -> None:
+        self._binary = binary or server_binary()
         self._dir = Path(tempfile.mkdtemp(prefix="vl-test-"))
         self._socket = self._dir / "s"
         self._options = options
@@ -31,7 +32,7 @@ class Server:
     def start(self) -> None:
         arguments = ["--port", "0", "--unixsocket", str(self._socket), "--dir", str(self._dir), "--save", ""]
         self._process = subprocess.Popen(
-            [server_binary(), *arguments, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [self._binary, *arguments, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         wait_until(self._answers)
 

@@ -243,8 +243,7 @@ def test_rows_that_cannot_be_stored_take_no_others_along(server: Server) -> None
 def test_a_publisher_needs_no_right_to_read(server: Server, tmp_path: Path) -> None:
     server.command(
         "ACL", "SETUSER", "collector", "on", ">any", "resetkeys", "~vllm_locust:1:telemetry:*", "-@all",
-        "+xadd", "+expire", "+info", "+time", "+auth", "+hello", "+ping", "+select", "+client|setinfo",
-        "+client|setname",
+        "+xadd", "+expire", "+info", "+time", "+auth", "+hello", "+ping", "+select", "+client|setname",
     )  # fmt: skip
     password = tmp_path / "password"
     password.write_text("any")

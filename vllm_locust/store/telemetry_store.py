@@ -1,7 +1,7 @@
 """The telemetry streams in Redis, which belong to no run: capped by age, written by collectors, read by recorders.
 
 A publisher needs these rights and no more: ``~vllm_locust:1:telemetry:*`` with ``+xadd +expire +info +time``, and what
-the client needs to connect (``+hello +auth +ping +client|setinfo +client|setname +select``).
+the client needs to connect (``+hello +auth +ping +client|setname +select``).
 """
 
 from __future__ import annotations
