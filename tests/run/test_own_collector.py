@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes.util
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.run.simulated import FAST, LocustRun, run_locust, simserver
+from tests.run.simulated import FAST, LocustRun, end_of, run_locust, simserver, start_locust
+from tests.store.servers import Server, wait_until
+from vllm_locust.errors import UsageError
+from vllm_locust.run.telemetry import own_collector
+
+pytestmark = pytest.mark.timeout(120)
 
 FLAGS = ("-u", "2", "-r", "2", "-t", "3s", "--warmup-requests", "2", "--max-tokens", "10")
 DRIVER = """
@@ -22,6 +29,13 @@ driver.nvmlInit = lambda: None
 sys.modules["pynvml"] = driver
 """
 """In place of the binding."""
+
+
+@pytest.fixture
+def valkey() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
 
 
 def run(directory: Path, *flags: str, **environment: str) -> LocustRun:
@@ -54,6 +68,64 @@ def test_gpus(tmp_path: Path) -> None:
     inside = [row for row in rows if window["start_unix_ns"] <= row["time_unix_ns"] < window["end_unix_ns"]]
     assert len(inside) >= 24, "ten a second, to the window's end"
     assert "telemetry_missing" not in [reason["code"] for reason in found.summary["verdict"]["reasons"]]
+
+
+STUCK = """
+import time
+
+class NVMLError(Exception):
+    pass
+
+def nvmlInit():
+    time.sleep(1000)
+"""
+"""A driver that does not answer."""
+
+
+@pytest.fixture
+def stuck_driver(tmp_path: Path) -> Path:
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (driver / "pynvml.py").write_text(STUCK, encoding="utf-8")
+    return driver
+
+
+def collectors_in(directory: Path) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            here = process.joinpath("cwd").readlink() == directory
+            if here and b"run.telemetry.own_collector" in process.joinpath("cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_driver_that_does_not_answer(
+    tmp_path: Path, stuck_driver: Path, monkeypatch: pytest.MonkeyPatch, valkey: Server
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(stuck_driver))
+    monkeypatch.setattr(own_collector, "ANSWER_LIMIT_S", 2.0)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--collect gpus: the collector did not answer within 2 s"):
+        own_collector.OwnCollector(
+            own_collector.OwnCollectorConfig(what="gpus", redis_url=valkey.url, redis_password_file=None)
+        )
+    assert not collectors_in(tmp_path)
+
+
+def test_ctrl_c_while_the_driver_does_not_answer(tmp_path: Path, stuck_driver: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        flags = ("--headless", "--run-dir", "run", *FLAGS, "--collect", "gpus")
+        load = start_locust(tmp_path, server.url, *flags, PYTHONPATH=str(stuck_driver))
+        wait_until(lambda: bool(collectors_in(tmp_path)), 30)
+        load.send_signal(signal.SIGINT)
+        found = end_of(load, tmp_path, 25)
+        assert found.exit_code == 1, found.output
+        assert "Traceback" not in found.output
+        wait_until(lambda: not collectors_in(tmp_path), 15)
+        assert server.truth() == []
 
 
 def test_without_a_gpu_nothing_is_sent(tmp_path: Path) -> None:
