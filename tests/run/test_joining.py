@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -35,6 +36,9 @@ def test_a_worker_that_joins_late_takes_part(tmp_path: Path) -> None:
     assert sorted(row["request_id"] for row in rows) == sorted(truth), run.output
     assert len({row["worker_id"] for row in rows}) == 2, [run.output, *outputs]
     assert run.json("run.json")["workers"]["expected"] == 2
+    assert set(json.loads(run.json("parts/control.json")["workers"])) == {row["worker_id"] for row in rows}, (
+        "for a merge"
+    )
 
 
 def test_a_killed_worker_is_named_and_what_it_had_confirmed_is_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.store.servers import request
-from vllm_locust.run.common_clock import WorkerClocks
+from vllm_locust.run.common_clock import ClockTrack, WorkerClocks
 from vllm_locust.run.results.recovery import completed
 from vllm_locust.store.columns import RequestColumns
 from vllm_locust.store.parts import PartStore
@@ -96,6 +97,35 @@ def test_batches_that_the_recorder_could_not_read_are_lost(
 ) -> None:
     flushed = {"w1": {"last_seq": last_seq, "spool_path": None, "requests": 2}}
     assert missing(tmp_path, [batch(1, 2)], flushed, {}, refused)["batches_lost"] == batches_lost
+
+
+def test_a_worker_that_joined_later_and_was_lost_with_its_master_is_named(tmp_path: Path) -> None:
+    """By what the master said when it came, by its batches, or by its measured clock alone."""
+    run_dir = RunDirectory(tmp_path)
+    parts = PartStore(run_dir.parts, "r")
+    one = batch(1, 3)
+    parts.write([one, replace(one, header=replace(one.header, worker_id="w2", announced=7))])
+    parts.close()
+    workers = {"expected": 1, "ids": ["w1"], "flushed": {}, "missing": [], "sent": {}}
+    run = {"run_id": "r", "ended_unix_ns": None, "workers": workers, "config": {"window_ns": None}}
+    words = {"run_id": "r", "worker_id": "w1", "last_seq": 1, "durable_seq": 1, "requests": 3}
+    words |= {"unstorable_values": 0, "spool_path": None, "wall_clock_moved_ns": 0}
+    control = {"flushed:w1": json.dumps(words), "workers": json.dumps(["w1", "w3"])}
+    clocks = WorkerClocks({"w4": ClockTrack((1,), (0,), 1)}, None)
+    found = completed(run, control, run_dir, clocks)
+    assert found["workers"]["ids"] == ["w1", "w3", "w2", "w4"]
+    assert found["workers"]["missing"] == ["w3", "w2", "w4"]
+    assert found["workers"]["expected"] == 4
+    assert found["records"] == {"lost": 7 - 3, "batches_lost": 0, "spooled_batches": 0}
+
+
+@pytest.mark.parametrize("told", ["{", "7", '["", "\\u0000"]'])
+def test_a_list_of_workers_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], told: str) -> None:
+    workers = {"expected": 1, "ids": ["w1"], "flushed": {}, "missing": [], "sent": {}}
+    run = {"run_id": "r", "ended_unix_ns": None, "workers": workers, "config": {"window_ns": None}}
+    found = completed(run, {"workers": told}, RunDirectory(tmp_path), WorkerClocks({}, None))
+    assert found["workers"]["missing"] == ["w1"]
+    assert "control field 'workers' is not usable" in capsys.readouterr().err
 
 
 def test_the_window_of_a_lost_master_reaches_to_the_end_of_the_last_request(tmp_path: Path) -> None:

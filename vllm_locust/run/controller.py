@@ -31,7 +31,7 @@ from vllm_locust.run.course.course import Course, RunView
 from vllm_locust.run.course.spawning import SpawnOrder
 from vllm_locust.run.messenger import ABANDON, DRAIN, Messenger
 from vllm_locust.run.progress import Progress
-from vllm_locust.run.results.recovery import STOPPED_EARLY, left_in_redis
+from vllm_locust.run.results.recovery import STOPPED_EARLY, WORKERS, left_in_redis
 from vllm_locust.run.run_description import Checked, description
 from vllm_locust.run.telemetry.own_collector import OwnCollector, OwnCollectorConfig
 from vllm_locust.run.telemetry.server_metrics import ScraperProcess, start_scraper
@@ -265,6 +265,7 @@ class RunController:
     def _add_worker(self, worker_id: str, part: dict[str, Any]) -> None:
         logger.info("Worker %s joins the run", worker_id)
         self._workers.prepare(worker_id, self._prepare_message() | part)
+        self._publish({WORKERS: json.dumps(self._workers.ids)})
 
     def on_ready(self, worker_id: str, payload: Any) -> None:
         if not self._workers.on_ready(worker_id, payload):

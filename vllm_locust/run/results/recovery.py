@@ -4,7 +4,8 @@ before it did.
 The control fields of a run are what the master and the workers publish as it happens: ``run`` (``run.json`` as it was
 at the start), ``window_start_unix_ns`` (empty where it never came), ``window_end_unix_ns``, ``stages`` (as planned),
 ``schedule`` and ``shares`` (as in ``run.json``), ``stopped_early`` (empty where the window ran its full length), and of
-each worker ``flushed:<worker id>`` (its last words) and ``clock:<worker id>``.
+each worker ``flushed:<worker id>`` (its last words) and ``clock:<worker id>``. ``workers``, a list of their ids, comes
+anew with each that joins later.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vllm_locust.store.recorder_process import start_recorder
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.rundir import RunDirectory, read_json, write_json
-from vllm_locust.store.schema import BatchKind
+from vllm_locust.store.schema import BatchKind, check_worker_id
 from vllm_locust.store.spool import spools_of_run
 from vllm_locust.worker_message import read_last_words
 
@@ -39,6 +40,7 @@ STAGES: Final = "stages"
 SCHEDULE: Final = "schedule"
 SHARES: Final = "shares"
 STOPPED_EARLY: Final = "stopped_early"
+WORKERS: Final = "workers"
 _FLUSHED: Final = "flushed:"
 MASTER_ENDED: Final = "the master ended before the run did"
 
@@ -206,6 +208,8 @@ def completed(
     workers = dict(run["workers"])
     if run["ended_unix_ns"] is None:
         workers["flushed"] = dict(_published_last_words(control))
+        workers["ids"] = _known_workers(workers["ids"], control, held, clocks)
+        workers["expected"] = len(workers["ids"])
         workers["missing"] = [worker for worker in workers["ids"] if worker not in workers["flushed"]]
         spans = [StageSpan.from_json(span) for span in json.loads(control.get(STAGES, "[]"))]
         window = _window(run, control, spans, _last_record_unix_ns(run_dir, clocks))
@@ -222,6 +226,20 @@ def completed(
     }
     completed_run["records"] = _missing_records(workers["flushed"], sent, held, _refused_batches(run_dir))
     return completed_run
+
+
+def _known_workers(
+    at_start: Sequence[str], control: Mapping[str, str], held: RecorderReport, clocks: WorkerClocks
+) -> list[str]:
+    """Those that were prepared at the start, as its master said last, and all that have left a trace."""
+    try:
+        told = json.loads(control.get(WORKERS, "[]"))
+        joined = [check_worker_id(worker) for worker in told if isinstance(worker, str)]
+    except (ValueError, TypeError, RecursionError, StoreError) as error:
+        sys.stderr.write(f"vllm-locust: the control field {WORKERS!r} is not usable: {error}\n")
+        joined = []
+    traces = {*held.highest, *clocks.tracks, *dict(_published_last_words(control))}
+    return list(dict.fromkeys((*at_start, *joined, *sorted(traces))))
 
 
 def _published_last_words(control: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
