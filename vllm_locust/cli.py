@@ -155,8 +155,8 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     compare.add_argument("--allow-invalid", action="store_true", help="take runs whose measurement is invalid")
     compare.add_argument("--scaling", metavar="TAG", help="speed-up and efficiency over runs with --tag TAG=1, 2, …")
     compare.add_argument("--markdown", metavar="FILE", help="write a page for a pull request; - prints it")
-    compare.add_argument("--junit", metavar="FILE", help="write the limits as JUnit XML")
-    compare.add_argument("--json", metavar="FILE", help="write everything as JSON")
+    compare.add_argument("--junit", metavar="FILE", help="write the limits as JUnit XML; - prints it")
+    compare.add_argument("--json", metavar="FILE", help="write everything as JSON; - prints it")
     compare.set_defaults(run=_compare)
 
 
@@ -224,7 +224,13 @@ def _compare(options: argparse.Namespace) -> int:
     if options.scaling is not None:
         if options.fail_if or options.junit:
             raise UsageError("--scaling: a curve has no limits; leave out --fail-if and --junit")
-        return scaling(options.runs, options.scaling, allow_invalid=options.allow_invalid, outputs=outputs)
+        return scaling(
+            options.runs,
+            options.scaling,
+            expect_different=options.expect_different,
+            allow_invalid=options.allow_invalid,
+            outputs=outputs,
+        )
     base, *news = options.runs
     order = CompareOrder.parse(
         base,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tests.comparison.traffic import Floats, lognormal, plan, queue
-from vllm_locust.comparison.difference import can_pair, compare
+from vllm_locust.comparison.difference import MIN_REQUESTS, can_pair, compare
 from vllm_locust.comparison.limit import Limit
-from vllm_locust.comparison.result import FAILED, PASSED, judge
-from vllm_locust.comparison.series import Samples, StageSeries
+from vllm_locust.comparison.result import FAILED, PASSED, UNDECIDED, judge
+from vllm_locust.comparison.series import Samples, StageSeries, Totals
 
 PAIRS = int(os.environ.get("VLLM_LOCUST_TEST_PAIRS", "200"))
 REQUESTS = 2_000
@@ -133,6 +133,56 @@ def test_false_alarms_of_other_quantities(name: str, limit: str) -> None:
     """Long memory is known from 2,000 requests only roughly: up to 7 % is what that costs."""
     pairs = ALL[name](4, PAIRS)
     assert failures(limit, pairs, alike=name in ALIKE) <= 0.07 + by_chance(0.07, PAIRS)
+
+
+def rate_of_tokens(random: np.random.Generator, length_s: float, e2e_s: float) -> StageSeries:
+    """Requests come at random, 8 in a second, and give 50 tokens evenly over their time (lognormal)."""
+    before_s = 6 * e2e_s
+    arrivals = np.sort(random.uniform(-before_s, length_s, random.poisson(8 * (length_s + before_s))))
+    takes = e2e_s * np.exp(0.5 * random.standard_normal(len(arrivals)) - 0.125)
+    tokens = (arrivals[:, None] + takes[:, None] * (np.arange(50) + 0.5) / 50).ravel()
+    edges = np.linspace(0, length_s, 1_001)
+    rate = Totals(np.histogram(tokens, edges)[0].astype(np.float64), np.full(1_000, length_s / 1_000))
+    ended = int(((arrivals + takes >= 0) & (arrivals + takes < length_s)).sum())
+    e2e = Samples.one_each(takes[arrivals >= 0])
+    totals = {"output_tokens_per_s": rate}
+    return StageSeries({"e2e": e2e}, totals, None, frozenset(totals), completed=ended, length_s=length_s)
+
+
+def test_false_alarms_of_a_rate() -> None:
+    random, limit = np.random.default_rng(6), Limit.parse("output_tokens_per_s -1%")
+    pairs = [[rate_of_tokens(random, 25, 1) for _ in range(2)] for _ in range(PAIRS)]
+    found = [compare(limit.quantity, [one], [other], paired=False, with_interval=False) for one, other in pairs]
+    gates = [judge(limit, {("8/s", 1): one})[0].status for one in found if one is not None]
+    assert len(gates) == PAIRS
+    assert set(gates) <= {PASSED, FAILED}
+    assert gates.count(FAILED) / PAIRS <= 0.05 + by_chance(0.05, PAIRS)
+
+
+def test_a_rate_of_requests_too_long_or_too_few_is_not_decided() -> None:
+    random, limit = np.random.default_rng(7), Limit.parse("output_tokens_per_s -1%")
+    for length_s, e2e_s, said in ((60, 10, "needs a stage 20 times as long"), (8, 0.1, "completed requests, and")):
+        base, new = (rate_of_tokens(random, length_s, e2e_s) for _ in range(2))
+        found = compare(limit.quantity, [base], [new], paired=False)
+        assert found is not None
+        (gate,) = judge(limit, {("8/s", 1): found})
+        assert gate.status == UNDECIDED
+        assert said in (gate.undecided or "")
+    # Of repeated runs each is one value, so what goes on within one does not matter.
+    sides = [[rate_of_tokens(random, 60, 10) for _ in range(3)] for _ in range(2)]
+    found = compare(limit.quantity, *sides, paired=False)
+    assert found is not None
+    assert found.undecided is None
+
+
+@pytest.mark.parametrize("limit", ["mean(ttft) +0%", "p50(ttft) +0%"])
+def test_false_alarms_with_the_fewest_requests(limit: str) -> None:
+    random = np.random.default_rng(8)
+    pairs = tuple(lognormal(random, 4 * PAIRS, MIN_REQUESTS, memory=0.8, spread=0.3) for _ in range(2))
+    assert failures(limit, (pairs[0], pairs[1]), alike=False) <= 0.06 + by_chance(0.06, 4 * PAIRS)
+    found = compare(Limit.parse(limit).quantity, *([stage(side[0][1:], False)] for side in pairs), paired=False)
+    assert found is not None
+    assert found.undecided is not None
 
 
 def test_the_pairs_are_what_makes_the_difference() -> None:

@@ -50,7 +50,10 @@ def test_refusals_name_the_text_and_the_fix(text: str, said: str) -> None:
 
 def difference(limit: Limit, base: float, new: float, p_higher: float | None) -> Difference:
     p_lower = None if p_higher is None else 1 - p_higher
-    return Difference(quantity=limit.quantity, base=base, new=new, n=2_000, p_higher=p_higher, p_lower=p_lower)
+    undecided = "too few" if p_higher is None else None
+    return Difference(
+        quantity=limit.quantity, base=base, new=new, n=2_000, p_higher=p_higher, p_lower=p_lower, undecided=undecided
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,10 @@ def difference(limit: Limit, base: float, new: float, p_higher: float | None) ->
         ("p99(ttft) +5%", 1.0, 1.50, None, UNDECIDED),
         ("p99(ttft) +50ms", 1.0, 1.06, 0.01, FAILED),
         ("p99(ttft) +5%", 1.0, float("inf"), 0.01, FAILED),
-        ("p99(ttft) +5%", float("inf"), float("inf"), 0.01, PASSED),
+        ("p99(ttft) +5%", float("inf"), float("inf"), 0.01, UNDECIDED),
+        ("p99(ttft) +50ms", float("inf"), float("inf"), 0.01, UNDECIDED),
+        ("p99(ttft) +5%", float("inf"), 1.0, 0.99, PASSED),
+        ("p99(ttft) +50ms", float("inf"), 1.0, 0.99, PASSED),
         ("goodput_rps -3%", 100.0, 96.0, 0.99, FAILED),
         ("goodput_rps -3%", 100.0, 98.0, 0.99, PASSED),
         ("goodput_rps -3%", 100.0, 110.0, 0.01, PASSED),

@@ -115,6 +115,65 @@ def test_failed_requests_are_slower_than_everything() -> None:
     assert mean.new == pytest.approx(new[np.isfinite(new)].mean())
 
 
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize(("share", "slower"), [(0.021, 1.0), (0.05, 1.5), (0.6, 1.5), (1.0, 1.0)])
+def test_failures_beyond_the_percentile_of_both_sides_are_seen(share: float, slower: float, runs: int) -> None:
+    """More failed than the percentile leaves room for, also of all requests together."""
+    random = np.random.default_rng(8)
+    base = [random.lognormal(0, 0.2, 2_000) for _ in range(runs)]
+    new = [np.where(random.random(2_000) < share, np.inf, slower * random.lognormal(0, 0.2, 2_000)) for _ in base]
+    for quantity in (P99, Quantity("ttft", "p90"), P50):
+        one = compare(quantity, [series(run) for run in base], [series(run) for run in new], paired=False)
+        assert one is not None
+        assert one.p_worse is not None
+        if share >= {"p99": 0.02, "p90": 0.2, "p50": 0.99}[quantity.statistic or ""]:
+            assert one.new == math.inf
+            assert one.p_worse < 0.05
+            other_way = compare(quantity, [series(run) for run in new], [series(run) for run in base], paired=False)
+            assert other_way is not None
+            assert other_way.p_worse is not None
+            assert other_way.p_worse > 0.95
+
+
+def test_as_many_failures_on_both_sides_are_no_difference() -> None:
+    random = np.random.default_rng(9)
+    alarms = 0
+    for _ in range(200):
+        base, new = (np.where(random.random(1_000) < 0.03, np.inf, random.lognormal(0, 0.2, 1_000)) for _ in range(2))
+        one = compare(P99, [series(base)], [series(new)], paired=False, with_interval=False)
+        assert one is not None
+        assert one.p_worse is not None
+        alarms += one.p_worse < 0.05
+    assert alarms <= 200 * 0.05 + 2.5 * math.sqrt(200 * 0.05 * 0.95)
+
+
+def test_a_mean_of_nothing_that_ended_well_is_not_decided() -> None:
+    good, bad = series(np.full(200, 2.0)), series(np.full(200, np.inf))
+    one = found(Quantity("ttft", "mean"), good, bad)
+    assert (one.base, one.new, one.p_worse) == (2.0, None, None)
+    assert one.undecided == "every request of a run of NEW failed, and mean(ttft) is of ok requests"
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-15])
+def test_equal_numbers_are_no_evidence(noise: float) -> None:
+    """Most gaps are 0, of one side more than of the other: the percentile is the same."""
+    base, new = np.repeat([0.0, 1.0], [600, 400]), np.repeat([0.0, 1.0], [900, 100])
+    level = 0.1
+    for one in (
+        found(P50, series(base), series(new)),
+        found(P50, series(level + 0 * base), series(level + noise + 0 * new)),
+    ):
+        assert one.p_two_sided == 1.0
+
+
+def test_gaps_of_few_requests_are_few_however_many_they_are() -> None:
+    random = np.random.default_rng(10)
+    pooled = [Samples(random.exponential(1, 50_000), np.repeat(np.arange(50), 1_000), 50) for _ in range(2)]
+    base, new = (StageSeries({"itl": samples}, {}, None) for samples in pooled)
+    one = found(Quantity("itl", "p50"), base, new)
+    assert one.undecided == "50 requests, and p50(itl) needs 100 on each side"
+
+
 def test_too_few_samples_are_said_to_be() -> None:
     one = found(P99, series(np.arange(1.0, 1000.0)), series(np.arange(1.0, 5000.0)))
     assert one.p_worse is None

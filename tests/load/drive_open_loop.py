@@ -219,7 +219,9 @@ def piece(one: list[float]) -> Piece:
 def workload(rows: int, replays_times: bool) -> Workload:
     selected = np.arange(rows)
     source = Numbered(rows, replays_times)
-    return Workload("w", "", "", {}, (), "", source, selected, ContextLimit(None, None, 0), (selected, selected), None)
+    return Workload(
+        "w", "", "", {}, (), "", "", source, selected, ContextLimit(None, None, 0), (selected, selected), None
+    )
 
 
 def wait_until(t0_ns: int, at_s: float) -> None:

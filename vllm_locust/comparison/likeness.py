@@ -65,7 +65,7 @@ def settings(run: Json, summary: Json) -> dict[str, Any]:
     totals = summary["totals"]["all_phases"]
     profile = config["profile"]
     own = {
-        "workload": {"name": workload["name"], "fingerprint": workload["fingerprint"]},
+        "workload": {name: workload.get(name) for name in ("name", "fingerprint", "content")},
         "load": None if profile is None else {**profile, "window_ns": config["window_ns"]},
         "users": run.get("users"),
         "arrival": {name: config[name] for name in ("arrival", "burstiness")},
@@ -104,8 +104,11 @@ def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differing
 
 
 def _explained_by_seed(name: str, base: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Another seed draws other requests from the same workload."""
-    return name == "workload" and base["seed"] != new["seed"] and base[name]["name"] == new[name]["name"]
+    """Another seed draws other requests from the same workload, whose content is the same."""
+    if name != "workload" or base["seed"] == new["seed"]:
+        return False
+    one, other = base[name], new[name]
+    return one["content"] is not None and all(one[key] == other[key] for key in ("name", "content"))
 
 
 def unexpected(found: Sequence[Differing], expected: Sequence[str]) -> list[Differing]:

@@ -63,6 +63,6 @@ class Limit:
         """Whether the change that was measured is worse by more than the limit."""
         measured = difference.change if self.relative else difference.difference
         if measured is None:
-            # Already BASE's percentile falls on a failed request: no number is worse than that.
+            # BASE's percentile falls on a failed request and NEW's does not.
             return False
         return (-measured if self.quantity.higher_is_better else measured) > self.size

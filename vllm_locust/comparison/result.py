@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Gate:
     stage: StageKey
     difference: Difference
     status: str
+    undecided: str | None
+    """Why."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +56,7 @@ class Gate:
             "stage": stage_text(self.stage),
             "status": self.status,
             **self.difference.as_json(),
+            "undecided": self.undecided,
         }
 
 
@@ -87,9 +91,15 @@ class Result:
 Runs = Sequence[Mapping[StageKey, StageSeries]]
 
 
-def hold_against(base: Runs, new: Runs, limits: Sequence[Limit], *, same_schedule: bool) -> Result:
-    """The stages that all runs have are compared. ``same_schedule``: the same arrivals were planned in both."""
-    shared = [key for key in base[0] if all(key in run for run in (*base, *new))]
+def hold_against(
+    base: Runs, new: Runs, limits: Sequence[Limit], *, same_schedule: bool, same_stages: bool = True
+) -> Result:
+    """The stages that all runs have are compared. ``same_schedule``: the same arrivals were planned in both.
+    ``same_stages``: a stage of BASE that a run lacks was to be measured there too, and no limit holds without it.
+    """
+    of_base = list(dict.fromkeys(key for run in base for key in run))
+    shared = [key for key in of_base if all(key in run for run in (*base, *new))]
+    lacking = [key for key in of_base if key not in shared] if same_stages else []
     sides = {key: ([run[key] for run in base], [run[key] for run in new]) for key in shared}
     paired = bool(sides) and same_schedule and all(can_pair(*side) for side in sides.values())
     differences = {key: _table(side, paired) for key, side in sides.items()}
@@ -105,6 +115,7 @@ def hold_against(base: Runs, new: Runs, limits: Sequence[Limit], *, same_schedul
         found = {key: compare(limit.quantity, *side, paired=paired) for key, side in sides.items()}
         missing += [(limit, key) for key, one in found.items() if one is None]
         gates += judge(limit, {key: one for key, one in found.items() if one is not None})
+        gates += [_of_no_stage(limit, key, new) for key in lacking]
     return Result(paired, differences, holm(p_values), gates, missing)
 
 
@@ -123,10 +134,22 @@ def _gaps_are_itl(run: StageSeries) -> bool:
 def judge(limit: Limit, found: Mapping[StageKey, Difference]) -> list[Gate]:
     """With all its stages, a limit is one test at 5 %."""
     evident = holm({key: one.p_worse for key, one in found.items() if one.p_worse is not None}, ALPHA)
-    return [Gate(limit, key, one, _status(limit, one, key in evident)) for key, one in found.items()]
+    return [_gate(limit, key, one, key in evident) for key, one in found.items()]
 
 
-def _status(limit: Limit, difference: Difference, evident: bool) -> str:
-    if difference.p_worse is None:
-        return UNDECIDED
-    return FAILED if evident and limit.is_beyond(difference) else PASSED
+def _gate(limit: Limit, stage: StageKey, difference: Difference, evident: bool) -> Gate:
+    reason = difference.undecided
+    if difference.base == math.inf == difference.new:
+        reason = (
+            f"{limit.quantity.text} of BASE is a failed request already, so how much worse NEW is has no number; "
+            "limit failed_fraction"
+        )
+    if reason is not None:
+        return Gate(limit, stage, difference, UNDECIDED, reason)
+    return Gate(limit, stage, difference, FAILED if evident and limit.is_beyond(difference) else PASSED, None)
+
+
+def _of_no_stage(limit: Limit, stage: StageKey, new: Runs) -> Gate:
+    side = "NEW" if any(stage not in run for run in new) else "BASE"
+    reason = f"a run of {side} has no requests in this stage, and BASE has"
+    return Gate(limit, stage, Difference(quantity=limit.quantity, base=None, new=None, n=0), UNDECIDED, reason)

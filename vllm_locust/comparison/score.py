@@ -3,7 +3,9 @@
 A percentile is compared by its score: under the hypothesis both sides share one percentile, that of all samples
 together, and the shares of requests beyond it differ by chance alone. (The median test of Mood, Introduction to the
 Theory of Statistics, 1950, for any percentile.) This needs no estimate of a density in the tail, and a failed request
-is simply beyond. A mean, a share or a rate is compared by the difference of the ratios.
+is simply beyond. Where so many failed on both sides together that the shared percentile is a failed request, "beyond"
+is to have failed: the shares of failures are compared. A mean, a share or a rate is compared by the difference of the
+ratios.
 
 How large a difference chance makes comes from the sequences themselves:
 
@@ -26,7 +28,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -66,6 +68,11 @@ class Hypothesis(Protocol):
     @property
     def n(self) -> int:
         """Of the smaller side."""
+        ...
+
+    @property
+    def requests(self) -> int:
+        """Of the smaller side: those that the ``n`` samples come from, or the places of a ratio."""
         ...
 
 
@@ -160,18 +167,22 @@ class RatioHypothesis:
 
     @property
     def base(self) -> float:
-        return _together(self._base)
+        return together(self._base)
 
     @property
     def new(self) -> float:
-        return _together(self._new)
+        return together(self._new)
 
     @property
     def n(self) -> int:
         return min(sum(one.known for one in side) for side in (self._base, self._new))
 
+    @property
+    def requests(self) -> int:
+        return self.n
 
-def _together(side: Sequence[Totals]) -> float:
+
+def together(side: Sequence[Totals]) -> float:
     return float(sum(one.sums.sum() for one in side) / sum(one.weights.sum() for one in side))
 
 
@@ -189,7 +200,9 @@ class PercentileHypothesis:
         runs = (*self._base, *self._new)
         values = [*(one.values for one in self._base), *(one.values / factor - shift for one in self._new)]
         limit = _percentile(runs, values, self._q)
-        places = [int(np.searchsorted(one, limit, side="right")) for one in values]
+        # Nothing lies beyond infinity: there the last finite value is what separates.
+        side: Literal["left", "right"] = "left" if math.isinf(limit) else "right"
+        places = [int(np.searchsorted(one, limit, side=side)) for one in values]
         n = sum(run.n for run in runs)
         share = 1 - sum(run.up_to(place) for run, place in zip(runs, places, strict=True)) / n
         parts = [
@@ -213,6 +226,10 @@ class PercentileHypothesis:
     @property
     def n(self) -> int:
         return min(sum(one.n for one in side) for side in (self._base, self._new))
+
+    @property
+    def requests(self) -> int:
+        return min(sum(one.owning for one in side) for side in (self._base, self._new))
 
 
 def _percentile(runs: Sequence[Samples], values: Sequence[Floats], q: Fraction) -> float:

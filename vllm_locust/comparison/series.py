@@ -42,6 +42,11 @@ class Samples:
     def n(self) -> int:
         return round(float(self._cumulative[-1]))
 
+    @property
+    def owning(self) -> int:
+        """Requests that have a value."""
+        return int((self.per_request > 0).sum())
+
     def same_as(self, other: Samples) -> bool:
         return np.array_equal(self.values, other.values) and np.array_equal(self.weights, other.weights)
 
@@ -96,3 +101,6 @@ class StageSeries:
     arrivals: Ints | None
     over_time: frozenset[str] = frozenset()
     """Those of ``totals`` whose places are stretches of time and no requests."""
+    completed: int = 0
+    """Requests that ended well within the stage: what its rates come from."""
+    length_s: float = 0.0

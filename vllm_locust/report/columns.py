@@ -41,7 +41,8 @@ def read_batches(source: Source, columns: Sequence[str] | None = None) -> Iterat
     ``columns`` that the file lacks are left out.
     """
     if isinstance(source, Path):
-        with pq.ParquetFile(source) as file:
+        # Arrow itself takes no path that is no UTF-8.
+        with source.open("rb") as opened, pq.ParquetFile(opened) as file:
             names = file.schema_arrow.names
             wanted = names if columns is None else [name for name in columns if name in names]
             for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):

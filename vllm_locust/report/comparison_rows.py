@@ -45,7 +45,8 @@ def _interval(row: Json) -> str:
     if bounds == [None, None]:
         return figures.UNKNOWN
     low, high = (None if bound is None else _hundredths(bound, 2 if points else 1) for bound in bounds)
-    return f"{low or '−∞'} … {high or '∞'} {'points' if points else '%'}"
+    lowest, highest = ("−100", "+100") if points else ("−100", "∞")
+    return f"{low or lowest} … {high or highest} {'points' if points else '%'}"
 
 
 def gate_sentence(gate: Json) -> str:

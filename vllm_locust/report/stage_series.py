@@ -41,6 +41,7 @@ class _Gathered:
         sent = columns.ints("sent_unix_ns")
         scheduled = columns.known("scheduled_unix_ns")
         found |= {"ok": columns.ok, "streamed": columns.flags("streamed"), "good": good, "decided": decided}
+        found["scheduled"] = scheduled
         found |= {"sent": sent, "due": np.where(scheduled, columns.ints("scheduled_unix_ns"), sent)}
         found["arrival"] = columns.ints("arrival", missing=-1) if columns.has("arrival") else np.full(columns.rows, -1)
         for name, column in found.items():
@@ -72,18 +73,25 @@ class _Gathered:
             good = columns["good"].astype(np.float64)
             shares["good_fraction"] = Totals(good, columns["decided"].astype(np.float64))
             rates["goodput_rps"] = Totals(_in_pieces(columns["due"], good, interval), length_s)
-        return StageSeries(samples, rates | shares, columns["arrival"] if scheduled else None, frozenset(rates))
+        return StageSeries(
+            samples,
+            rates | shares,
+            columns["arrival"] if scheduled else None,
+            frozenset(rates),
+            completed=round(float(completed.sum())),
+            length_s=interval.length_s,
+        )
 
     def _pooled(self, name: str, order: Ints, columns: Mapping[str, Any]) -> Samples | None:
         parts = self._gaps[name]
         owners, values, weights = (np.concatenate([part[place] for part in parts]) for place in range(3))
-        if not len(values):
+        failed = np.flatnonzero(~columns["ok"] & columns["streamed"])
+        if not len(values) and (columns["ok"].any() or not len(failed)):
             return None
         position = np.empty(len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
         owners = position[owners]
-        failed = np.flatnonzero(~columns["ok"] & columns["streamed"])
-        share = round(float(weights.sum()) / len(np.unique(owners)))
+        share = round(float(weights.sum()) / max(1, len(np.unique(owners))))
         return Samples(
             np.concatenate([values, np.full(len(failed), np.inf)]),
             np.concatenate([owners, failed]),
@@ -99,10 +107,15 @@ def _gaps(gaps: Gaps, place: Ints) -> tuple[Ints, Floats, Floats]:
 
 
 def _per_request(name: str, columns: Mapping[str, Any]) -> Samples | None:
+    """None where the metric does not apply to the stage: ok requests, and none of them has it; or no request at all."""
     ok, values = columns["ok"], columns[name] / 1e9
-    if not (ok & ~np.isnan(values)).any():
+    if ok.any() and not (ok & ~np.isnan(values)).any():
         return None
     applies = np.ones(len(ok), dtype=np.bool_) if name == "e2e" else columns["streamed"]
+    if name == "ttft_from_schedule":
+        applies = applies & columns["scheduled"]
+    if not (ok | applies).any():
+        return None
     return Samples.one_each(np.where(ok, values, np.where(applies, np.inf, np.nan)))
 
 

@@ -58,6 +58,7 @@ def description(checked: Checked, run_id: str, started_unix_ns: int, *, token_de
             "filters": dict(workload.filters),
             "warnings": list(workload.warnings),
             "fingerprint": workload.fingerprint,
+            "content": workload.content,
             "shared_prefix": None if workload.shared_prefix is None else asdict(workload.shared_prefix),
         },
         "started_unix_ns": started_unix_ns,

@@ -106,13 +106,18 @@ class RunDirectory:
         return self.parts / "control.json"
 
 
+def json_text(value: object) -> str:
+    """Strict JSON: NaN and infinity are a ValueError, since no other reader has them."""
+    return json.dumps(value, allow_nan=False, indent=2) + "\n"
+
+
 def write_json(path: Path, value: object) -> None:
-    """Strict JSON: NaN and infinity are refused, since no other reader has them."""
+    """Raises StoreError where the value is no strict JSON."""
     try:
-        text = json.dumps(value, allow_nan=False, indent=2)
+        text = json_text(value)
     except (TypeError, ValueError) as exc:
         raise StoreError(f"{path} cannot be written as JSON: {exc}") from exc
-    write_text(path, text + "\n")
+    write_text(path, text)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from vllm_locust.errors import WorkloadError
@@ -50,7 +51,14 @@ def load_workload(
     if isinstance(spec, ShareGptSpec):
         conversations = ShareGptSource(spec.file, counter, cache)
         method = counter.text_method
-        return make_workload(spec, conversations, conversations.metadata, token_count_method=method, limit=limit)
+        return make_workload(
+            spec,
+            conversations,
+            conversations.metadata,
+            token_count_method=method,
+            limit=limit,
+            origin=conversations.metadata.digest,
+        )
     generated = _generated(spec, counter, cache, seed)
     reference = None
     if isinstance(spec, SyntheticSpec) and isinstance(spec.lengths, JointLengths):
@@ -61,8 +69,14 @@ def load_workload(
         generated.metadata,
         token_count_method=counter.generated_method,
         limit=limit,
+        origin=_file_digest(spec.file) if isinstance(spec, TraceSpec) else None,
         reference=reference,
     )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_spec(name_or_path: str) -> WorkloadSpec:

@@ -70,6 +70,8 @@ class Workload:
     filters: Mapping[str, int]
     """Rows, or parts of rows, that were left out, by reason."""
     warnings: tuple[str, ...]
+    content: str
+    """SHA-256 over what the seed has no part in: the file, the settings. Equal for the same workload with any seed."""
     fingerprint: str
     """SHA-256 over content, lengths and settings: equal on two machines that would send the same requests."""
     source: Source
@@ -158,9 +160,11 @@ def make_workload(
     *,
     token_count_method: str,
     limit: ContextLimit,
+    origin: str | None = None,
     reference: tuple[Integers, Integers] | None = None,
 ) -> Workload:
-    """Filter the source's conversations and describe the result. Raises WorkloadError when nothing is left."""
+    """Filter the source's conversations and describe the result. ``origin``: the digest of the file that a source
+    generated with a seed comes from, None where it comes from none. Raises WorkloadError when nothing is left."""
     keep, counts = _select(spec, source, limit)
     selected = np.flatnonzero(keep)
     filters = dict(metadata.filters) | {name: count for name, count in counts.items() if count}
@@ -179,6 +183,7 @@ def make_workload(
         token_count_method=token_count_method,
         filters=filters,
         warnings=metadata.warnings,
+        content=digest_of(described, asdict(limit), origin, *(reference or ())),
         fingerprint=digest_of(
             metadata.digest, described, asdict(limit), selected, source.prompt_tokens, source.output_tokens
         ),

@@ -9,82 +9,20 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
-from vllm_locust.comparison.likeness import Differing, differing, known_names, settings, unexpected
+from vllm_locust.comparison.likeness import Differing, differing, known_names, unexpected
 from vllm_locust.comparison.limit import Limit
-from vllm_locust.comparison.result import FAILED, UNDECIDED, Result, StageKey, hold_against, stage_keys, stage_text
+from vllm_locust.comparison.result import FAILED, UNDECIDED, Result, StageKey, hold_against, stage_text
 from vllm_locust.comparison.scaling import best_stage, scaling_curve
 from vllm_locust.comparison.series import StageSeries
 from vllm_locust.errors import InvalidMeasurement, SloMissed, UsageError
 from vllm_locust.report.comparison_junit import render_junit
 from vllm_locust.report.comparison_markdown import render_markdown, render_scaling_markdown
 from vllm_locust.report.comparison_text import render_comparison, render_scaling
-from vllm_locust.report.run_facts import RunFacts
-from vllm_locust.report.stage_series import read_stage_series
-from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_text
+from vllm_locust.run.results.compared_run import Setting, shown
+from vllm_locust.store.rundir import json_text, write_text
 
 SCHEMA = 1
 STDOUT = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedRun:
-    path: Path
-    run: Mapping[str, Any]
-    summary: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        directory = RunDirectory(path)
-        for needed in (directory.run_json, directory.summary_json, directory.requests_parquet):
-            if not needed.is_file():
-                raise UsageError(f"{path}: {needed.name} is missing; give the directory of a run that was merged")
-        return cls(path, read_json(directory.run_json), read_json(directory.summary_json))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return settings(self.run, self.summary)
-
-    @property
-    def plan(self) -> tuple[Any, ...] | None:
-        """What tells that the same requests were planned at the same times; None in a closed loop."""
-        schedule = self.run["schedule"]
-        if schedule is None:
-            return None
-        return schedule["fingerprint"], self.run["workload"]["fingerprint"], self.run["config"]["seed"]
-
-    def stage_series(self) -> dict[StageKey, StageSeries]:
-        series = read_stage_series(self.run, RunDirectory(self.path).requests_parquet)
-        stages = RunFacts.from_run(self.run).stages
-        keys = stage_keys([stage.name for stage in stages])
-        return {key: series[stage.index] for key, stage in zip(keys, stages, strict=True) if stage.index in series}
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "run_dir": str(self.path),
-            "run_id": self.summary["run_id"],
-            "run_name": self.summary["run_name"],
-            "verdict": self.summary["verdict"]["status"],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One or more runs of the same setting."""
-
-    label: str
-    runs: tuple[ComparedRun, ...]
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """``DIR`` or ``DIR,DIR,…``. A directory whose name has a comma is taken as one."""
-        paths = [text] if Path(text).is_dir() else [part for part in text.split(",") if part]
-        resolved = [Path(path).resolve() for path in paths]
-        if len(set(resolved)) < len(resolved):
-            raise UsageError(f"{text}: a run is named twice; a repeated run is another run of the same setting")
-        return cls(text, tuple(ComparedRun.read(Path(path)) for path in paths))
-
-    def as_json(self) -> dict[str, Any]:
-        return {"label": self.label, "runs": [run.as_json() for run in self.runs]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +48,17 @@ class CompareOrder:
                 faults.append(f"--fail-if {error}")
         if faults:
             raise UsageError(*faults)
-        expected = [name.strip() for name in expect_different.split(",") if name.strip()]
-        return cls(base=base, news=news, limits=limits, expect_different=expected, allow_invalid=allow_invalid)
+        return cls(
+            base=base,
+            news=news,
+            limits=limits,
+            expect_different=_names(expect_different),
+            allow_invalid=allow_invalid,
+        )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +69,28 @@ class Outputs:
     junit: str | None = None
     json: str | None = None
 
+    def __post_init__(self) -> None:
+        on_stdout = [f"--{name}" for name in ("markdown", "junit", "json") if getattr(self, name) == STDOUT]
+        if len(on_stdout) > 1:
+            raise UsageError(f"{' and '.join(on_stdout)}: only one of them can be {STDOUT}; give the others a file")
+
     def write(self, result: Mapping[str, Any], text: str, markdown: Callable[[], str]) -> None:
         """The text goes to the standard output unless something else does."""
-        if self.markdown == STDOUT:
-            sys.stdout.write(markdown())
-        else:
+        if STDOUT not in (self.markdown, self.junit, self.json):
             sys.stdout.write(text)
-            if self.markdown is not None:
-                write_text(Path(self.markdown), markdown())
+        if self.markdown is not None:
+            _write(self.markdown, markdown())
         if self.junit is not None:
-            write_text(Path(self.junit), render_junit(result))
+            _write(self.junit, render_junit(result))
         if self.json is not None:
-            write_json(Path(self.json), result)
+            _write(self.json, json_text(result))
+
+
+def _write(where: str, text: str) -> None:
+    if where == STDOUT:
+        sys.stdout.write(text)
+    else:
+        write_text(Path(where), text)
 
 
 def compare_runs(order: CompareOrder, outputs: Outputs) -> int:
@@ -142,6 +99,8 @@ def compare_runs(order: CompareOrder, outputs: Outputs) -> int:
     """
     base = Setting.read(order.base)
     news = [Setting.read(text) for text in order.news]
+    for new in news:
+        _refuse_the_same(base, new)
     _refuse_invalid([base, *news], allowed=order.allow_invalid)
     _refuse_unknown_names(order.expect_different, [base, *news])
     differences = [_checked_differences(base, new, order.expect_different) for new in news]
@@ -150,7 +109,8 @@ def compare_runs(order: CompareOrder, outputs: Outputs) -> int:
     for new, found in zip(news, differences, strict=True):
         series = [run.stage_series() for run in new.runs]
         same_schedule = base.runs[0].plan is not None and base.runs[0].plan == new.runs[0].plan
-        result = hold_against(base_series, series, order.limits, same_schedule=same_schedule)
+        same_stages = not {"load", "users"} & set(order.expect_different)
+        result = hold_against(base_series, series, order.limits, same_schedule=same_schedule, same_stages=same_stages)
         _refuse_empty(result, base, new)
         remarks = [*_remarks(base, new, found, order.expect_different, result), *_unmatched(base_series + series)]
         comparisons.append(_comparison_json(new, found, remarks, result))
@@ -161,12 +121,14 @@ def compare_runs(order: CompareOrder, outputs: Outputs) -> int:
 
 def _verdict(gates: Sequence[Mapping[str, Any]]) -> int:
     failed, undecided = ([gate for gate in gates if gate["status"] == status] for status in (FAILED, UNDECIDED))
-    if failed:
-        raise SloMissed(f"a regression: {'; '.join(_gate_words(failed))}")
+    regression = f"a regression: {'; '.join(_gate_words(failed))}"
     if undecided:
         raise InvalidMeasurement(
             f"a limit cannot be decided: {'; '.join(_gate_words(undecided))}; measure longer, or limit another quantity"
+            + (f". Beside it {regression}" if failed else "")
         )
+    if failed:
+        raise SloMissed(regression)
     return 0
 
 
@@ -176,13 +138,20 @@ def _gate_words(gates: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{gate['fail_if']} in stage {gate['stage']}{reason}"
 
 
+def _refuse_the_same(base: Setting, new: Setting) -> None:
+    if same := {run.run_id for run in base.runs} & {run.run_id for run in new.runs}:
+        raise UsageError(
+            f"{new.label} against {base.label}: run {min(same)} is on both sides; give a run of its own to each"
+        )
+
+
 def _refuse_invalid(sides: Sequence[Setting], *, allowed: bool) -> None:
     invalid = [run for side in sides for run in side.runs if run.summary["verdict"]["status"] == "invalid"]
     if invalid and not allowed:
         run = invalid[0]
         reason = next(iter(run.summary["verdict"]["reasons"]), {"sentence": "no reason is given"})["sentence"]
         raise InvalidMeasurement(
-            f"{run.path}: the measurement is invalid ({reason}); repeat the run, or give --allow-invalid"
+            f"{shown(run.path)}: the measurement is invalid ({reason}); repeat the run, or give --allow-invalid"
         )
 
 
@@ -245,9 +214,8 @@ def _remarks(
         yield "the same arrivals were sent in both: each request is compared with its own counterpart"
     for run in (*base.runs, *new.runs):
         if run.summary["verdict"]["status"] != "valid":
-            codes = ", ".join(reason["code"] for reason in run.summary["verdict"]["reasons"])
-            yield f"{run.path} is {run.summary['verdict']['status']} ({codes})"
-    if any(run.summary["totals"]["failed_fraction"] for run in (*base.runs, *new.runs)):
+            yield f"{shown(run.path)} is {run.summary['verdict']['status']} ({', '.join(run.codes)})"
+    if any(run.failed_fraction for run in (*base.runs, *new.runs)):
         yield "some requests failed: in percentiles they are slower than everything"
 
 
@@ -270,28 +238,34 @@ def _comparison_json(
     }
 
 
-def scaling(paths: Sequence[str], tag: str, *, allow_invalid: bool, outputs: Outputs) -> int:
+def scaling(paths: Sequence[str], tag: str, *, expect_different: str, allow_invalid: bool, outputs: Outputs) -> int:
     """Speed-up and efficiency over runs tagged ``TAG=NUMBER``."""
     sides = [Setting.read(path) for path in paths]
+    for one_side, other_side in combinations(sides, 2):
+        _refuse_the_same(one_side, other_side)
     _refuse_invalid(sides, allowed=allow_invalid)
+    expected = _names(expect_different)
+    _refuse_unknown_names(expected, sides)
     runs = [run for side in sides for run in side.runs]
     sized = []
     for run in runs:
         text = run.run["tags"].get(tag, "")
         if not (text.isascii() and text.isdecimal() and int(text) > 0):
-            raise UsageError(f"{run.path}: it has no tag {tag}=NUMBER; run with --tag {tag}=1 and so on")
-        one = best_stage(run.summary, size=int(text), label=str(run.path))
+            raise UsageError(f"{shown(run.path)}: it has no tag {tag}=NUMBER; run with --tag {tag}=1 and so on")
+        one = best_stage(run.summary, size=int(text), label=shown(run.path))
         if one is None:
-            raise UsageError(f"{run.path}: no stage of a steady load has output tokens; give another run")
+            raise UsageError(f"{shown(run.path)}: no stage of a steady load has output tokens; give another run")
         sized.append(one)
     if len({one.size for one in sized}) < 2:
         raise UsageError(f"--scaling {tag}: all runs have the same {tag}; give runs of two sizes at least")
     for other in runs[1:]:
-        wrong = [one for one in differing(runs[0].settings, other.settings) if one.must_agree]
-        wrong = [one for one in wrong if one.name not in ("load", "users")]
+        found = unexpected(differing(runs[0].settings, other.settings), ("load", "users", *expected))
+        wrong = [one for one in found if one.must_agree]
         if wrong:
             said = "; ".join(one.text for one in wrong)
-            raise UsageError(f"{other.path} is not like {runs[0].path}: {said}; repeat the run with the same settings")
+            raise UsageError(
+                f"{shown(other.path)} is not like {shown(runs[0].path)}: {said}; repeat the run with the same settings"
+            )
     points = scaling_curve(sized, tag)
     written = {"schema": SCHEMA, "tag": tag, "points": [point.as_json() for point in points]}
     outputs.write(written, render_scaling(written), lambda: render_scaling_markdown(written))
