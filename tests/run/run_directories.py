@@ -27,26 +27,36 @@ def write_run(
     length_s: float = 100.0,
     failed: Sequence[int] = (),
     schedule: str | None = None,
+    stages: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
     verdict: str = "valid",
     **run_keys: Any,
 ) -> Path:
-    """Requests at even times; each has three chunks, 0.1 s apart. ``schedule``: the fingerprint of an open loop's."""
+    """Requests at even times; each has three chunks, 0.1 s apart. ``schedule``: the fingerprint of an open loop's.
+    ``stages``: names, of equal length.
+    """
     rows = []
     for number, ttft in enumerate(ttft_s.tolist()):
         sent = 10 + number * length_s / len(ttft_s)
+        stage = number * max(1, len(stages)) // len(ttft_s)
         outcome = "http_error" if number in failed else "ok"
         chunks = None if number in failed else [ttft, ttft + 0.1, ttft + 0.2]
         rows.append(
-            request(sent, chunks, None if chunks is None else [1, 1, 1], outcome=outcome, prompt=10)
+            request(sent, chunks, None if chunks is None else [1, 1, 1], outcome=outcome, prompt=10, stage=stage)
             | {"arrival": None if schedule is None else number}
         )
     directory.mkdir(parents=True)
     table = pa.Table.from_pylist(rows, schema=SCHEMA.append(pa.field("arrival", pa.int64())))
     pq.write_table(table, directory / "requests.parquet")
     pq.write_table(HEALTH_SCHEMA.empty_table(), directory / "workers.parquet")
-    run = _run_json(directory.name, length_s, schedule, config or {}, tags or {}) | run_keys
+    run = _run_json(directory.name, length_s, schedule, config or {}, tags or {})
+    run["stages"] = [
+        {"stage": place, "name": name, **interval(10 + place * share, 10 + (place + 1) * share)}
+        for share in [length_s / max(1, len(stages))]
+        for place, name in enumerate(stages)
+    ]
+    run |= run_keys
     summary = summarize(run, directory / "requests.parquet")
     summary["verdict"] = {"status": verdict, "reasons": summary["verdict"]["reasons"]}
     for name, content in (("run", run), ("summary", summary)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -110,6 +111,118 @@ def test_failed_requests_count(tmp_path: Path) -> None:
     assert row(result, "failed_fraction")["new"] == pytest.approx(0.05)
 
 
+def test_a_server_that_fails_every_request_is_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_run(tmp_path / "base", latencies(0))
+    new = write_run(tmp_path / "new", latencies(1), failed=range(1_200))
+    junit = tmp_path / "junit.xml"
+    result = compared(tmp_path, str(base), str(new), "--fail-if", "p99(ttft) +5%", "--junit", str(junit), code=3)
+    assert 'failures="1"' in junit.read_text(encoding="utf-8")
+    for quantity in ("p50(ttft)", "p99(e2e)", "p90(ttft)"):
+        found = row(result, quantity)
+        assert (found["new"], found["beyond"], found["mark"]) == (None, ["new"], "worse")
+    assert row(result, "p50(itl)")["beyond"] == ["new"]
+    mean = row(result, "mean(ttft)")
+    assert (mean["new"], mean["mark"]) == (None, "too few")
+    assert mean["base"] is not None
+    compared(tmp_path, str(base), str(new), "--fail-if", "mean(ttft) +5%", code=4)
+    assert "every request of a run of NEW failed" in capsys.readouterr().err
+    # Both fail everything: there is nothing to hold a limit against, and nothing passes.
+    other = write_run(tmp_path / "other", latencies(2), failed=range(1_200))
+    compared(tmp_path, str(new), str(other), "--fail-if", "p99(ttft) +5%", code=4)
+
+
+def test_more_failures_than_the_percentile_leaves_room_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_run(tmp_path / "base", latencies(0))
+    some = write_run(tmp_path / "some", latencies(1), failed=range(0, 1_200, 40))
+    many = write_run(tmp_path / "many", latencies(2, 1.5), failed=range(0, 1_200, 2))
+    compared(tmp_path, str(base), str(many), "--fail-if", "p99(ttft) +5%", "--fail-if", "p90(e2e) +5%", code=3)
+    result = compared(tmp_path, str(some), str(many), "--fail-if", "p99(ttft) +5%", code=4)
+    assert "of BASE is a failed request already" in capsys.readouterr().err
+    assert row(result, "p99(ttft)")["mark"] == "worse"
+    assert row(result, "p99(ttft)")["difference"] is None
+    # The other way round it is better.
+    compared(tmp_path, str(many), str(base), "--fail-if", "p99(ttft) +5%")
+
+
+def test_a_stage_that_new_lacks_is_not_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_run(tmp_path / "base", latencies(0), stages=("4/s", "8/s"))
+    new = write_run(tmp_path / "new", latencies(1), stages=("4/s",))
+    arguments = (str(base), str(new), "--fail-if", "p50(ttft) +50%")
+    result = compared(tmp_path, *arguments, code=4)
+    assert "stage 8/s (a run of NEW has no requests in this stage, and BASE has)" in capsys.readouterr().err
+    gates = [(gate["stage"], gate["status"]) for gate in result["comparisons"][0]["gates"]]
+    assert gates == [("4/s", "passed"), ("8/s", "undecided")]
+    compared(tmp_path, *arguments, "--expect-different", "load")
+    compared(tmp_path, str(new), str(base), "--fail-if", "p50(ttft) +50%")
+
+
+def test_what_cannot_be_decided_comes_before_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, new = (write_run(tmp_path / n, latencies(k, f, n=400)) for k, n, f in ((0, "base", 1.0), (1, "new", 1.5)))
+    limits = ("--fail-if", "p50(ttft) +5%", "--fail-if", "p99(ttft) +5%")
+    compared(tmp_path, str(base), str(new), *limits, code=4)
+    assert "Beside it a regression: p50(ttft) +5%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "code"), [("c", 0), ("d", 2), (None, 2)])
+def test_another_seed_explains_other_requests_of_the_same_workload_only(
+    tmp_path: Path, content: str | None, code: int
+) -> None:
+    workload = {"name": "chats", "filters": {}, "warnings": [], "token_count_method": "x"}
+    base = write_run(tmp_path / "base", latencies(0, n=100), workload=workload | {"fingerprint": "f", "content": "c"})
+    other = workload | {"fingerprint": "g", "content": content}
+    new = write_run(tmp_path / "new", latencies(1, n=100), workload=other, config={"seed": 5})
+    assert main(["compare", str(base), str(new)]) == code
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("requests.parquet", b"PAR1", "cannot be read"),
+        ("requests.parquet", None, "cannot be read"),
+        ("summary.json", b"{}", "KeyError"),
+        ("summary.json", b"[]", "TypeError"),
+        ("summary.json", b'{"schema": 2}', "schema 2"),
+        ("run.json", b"[]", "AttributeError"),
+        ("run.json", b"{}", "KeyError"),
+        ("run.json", b"{", "cannot be read"),
+        ("run.json", b"\xff", "cannot be read"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_one_line_and_exit_2(
+    tmp_path: Path, name: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, new = (write_run(tmp_path / name, latencies(k, n=100)) for k, name in enumerate(("base", "new")))
+    damaged = new / name
+    damaged.write_bytes(damaged.read_bytes()[:-100] if content is None else content)
+    assert main(["compare", str(base), str(new)]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert str(new) in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_directory_whose_name_is_no_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_run(tmp_path / "base", latencies(0, n=100))
+    new = write_run(tmp_path / "new", latencies(1, n=100))
+    renamed = new.rename(tmp_path / os.fsdecode(b"new\xff"))
+    junit = tmp_path / "junit.xml"
+    compared(tmp_path, str(base), str(renamed), "--fail-if", "p50(ttft) +50%", "--junit", str(junit))
+    assert "new\\xff" in capsys.readouterr().out
+    assert "new\\xff" in junit.read_text(encoding="utf-8")
+
+
+def test_any_one_of_the_outputs_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, new = (str(write_run(tmp_path / name, latencies(k, n=100))) for k, name in enumerate(("base", "new")))
+    capsys.readouterr()
+    assert main(["compare", base, new, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+    assert main(["compare", base, new, "--junit", "-"]) == 0
+    ElementTree.fromstring(capsys.readouterr().out)
+    assert main(["compare", base, new, "--json", "-", "--junit", "-"]) == 2
+    assert "--junit and --json: only one of them can be -" in capsys.readouterr().err
+    assert not Path("-").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
@@ -169,6 +282,11 @@ def test_a_limit_that_cannot_be_decided_is_not_passed(tmp_path: Path, capsys: py
         (["base", "new", "--fail-if", "speed +5%"], "there is no 'speed'"),
         (["base", "new", "--expect-different", "colour"], "there is no such setting"),
         (["base,base", "new"], "a run is named twice"),
+        (["base", "new,base"], "run base is on both sides"),
+        (["base", "base"], "run base is on both sides"),
+        ([",", "base"], "names no run"),
+        (["base", "base", "--scaling", "gpus"], "run base is on both sides"),
+        (["base", "new", "--scaling", "gpus", "--expect-different", "colour"], "there is no such setting"),
         (["base", "new", "--scaling", "gpus"], "it has no tag gpus=NUMBER"),
         (["base", "--scaling", "gpus", "--junit", "x"], "a curve has no limits"),
     ],
@@ -196,6 +314,10 @@ def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "3.64×" in shown
     assert "91 %" in shown
     assert "TP 2 is slower than TP 1: likely communication" in shown
+    other = str(write_run(tmp_path / "tp8", latencies(8, n=700), tags={"tp": "8"}, config={"api": "completions"}))
+    assert main(["compare", "--scaling", "tp", *paths, other]) == 2
+    assert "is not like" in capsys.readouterr().err
+    assert main(["compare", "--scaling", "tp", *paths, other, "--expect-different", "api"]) == 0
 
 
 def test_text_from_outside_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,5 +174,14 @@ def test_the_fingerprint_follows_content_and_settings_and_not_the_place(tmp_path
     assert load(write_json(there / "chats.json", ROWS[::-1]), cache_dir).fingerprint != one.fingerprint
 
 
+def test_the_content_has_nothing_of_the_seed_and_all_of_the_file(tmp_path: Path, cache_dir: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    one = load(write_json(here / "chats.json", ROWS), cache_dir)
+    assert load(here / "chats.json", cache_dir, seed=5).content == one.content
+    assert load(write_json(there / "chats.json", ROWS[::-1]), cache_dir, seed=5).content != one.content
+
+
 def test_a_data_set_repeats(tmp_path: Path, cache_dir: Path) -> None:
     assert load(write_json(tmp_path / "chat.json", ROWS), cache_dir).repeats

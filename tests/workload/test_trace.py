@@ -192,3 +192,11 @@ def test_the_times_of_a_trace_are_those_of_the_prompts_that_stay(tmp_path: Path,
         assert times.tolist() == [prompt.offset_ns for prompt in all_prompts(workload)]
     other = written(tmp_path / "w.yaml", "kind: synthetic\nconversations: 3\nprompt_tokens: 5\noutput_tokens: 5\n")
     assert load(other, cache_dir).offsets_ns() is None
+
+
+def test_the_content_has_nothing_of_the_seed_and_all_of_the_file(tmp_path: Path, cache_dir: Path) -> None:
+    one, other = load(written(tmp_path / "t.csv", BURSTGPT), cache_dir), load(tmp_path / "t.csv", cache_dir, seed=5)
+    assert one.fingerprint != other.fingerprint
+    assert one.content == other.content
+    changed = load(written(tmp_path / "t.csv", BURSTGPT.replace("1087,230", "1087,231")), cache_dir, seed=5)
+    assert changed.content != one.content

@@ -37,6 +37,10 @@ _MUST_AGREE: Final = (
 """They decide what was sent, when, and how it was counted. The rest is what a comparison is usually about."""
 
 
+_OF_ANSWERS: Final = ("token_source", "stamp_source")
+"""Not known of a run whose every request failed without a token: nothing of it could mean something else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Differing:
     """A setting that two runs do not share. ``must_agree``: their numbers mean different things."""
@@ -99,7 +103,9 @@ def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differing
     return [
         Differing(name, base.get(name), new.get(name), name in _MUST_AGREE)
         for name in names
-        if base.get(name) != new.get(name) and not _explained_by_seed(name, base, new)
+        if base.get(name) != new.get(name)
+        and not _explained_by_seed(name, base, new)
+        and not (name in _OF_ANSWERS and not (base[name] and new[name]))
     ]
 
 
