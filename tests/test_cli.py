@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from vllm_locust import __version__
-from vllm_locust.cli import READER_GONE, main
+from vllm_locust.cli import main
+from vllm_locust.standard_streams import READER_GONE
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +36,26 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert shown.stderr.read() == b""
     shown.stderr.close()
     assert shown.wait(timeout=30) == READER_GONE
+
+
+@pytest.mark.parametrize(
+    "arguments", ["path chat.py", "flags", "--version", "simserver --help"], ids=lambda text: text.split()[0]
+)
+@pytest.mark.parametrize(
+    ("output", "reason"), [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
+def test_an_output_that_takes_nothing_is_one_line_and_exit_1(arguments: str, output: str, reason: str) -> None:
+    command = f"exec {sys.executable} -m vllm_locust {arguments} {output}"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert ended.stderr == (
+        f"vllm-locust: standard output cannot be written: {reason}; send it elsewhere, or make room there\n"
+    )
+    assert ended.returncode == 1
+
+
+def test_what_needs_no_output_needs_no_open_streams() -> None:
+    command = f"exec {sys.executable} -m vllm_locust path nothing.yaml <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], timeout=30, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("name", ["chat.py", "sharegpt.yaml", "redis.acl"])

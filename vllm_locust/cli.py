@@ -4,42 +4,47 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from vllm_locust import __version__
 from vllm_locust.errors import UsageError, VllmLocustError
-
-READER_GONE = 141
-"""What a shell says of a program that SIGPIPE ended."""
+from vllm_locust.standard_streams import READER_GONE, Output, OutputFailed, open_closed_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # A search becomes Locust, whose run needs no output.
+    open_closed_streams(output_is_needed=arguments[:1] != ["capacity"])
+    try:
+        with redirect_stdout(Output(sys.stdout)) as output:
+            try:
+                return _run(arguments)
+            finally:
+                output.flush()
+    except VllmLocustError as error:
+        if isinstance(error, OutputFailed) and error.reader_gone:
+            # Whoever read the output, such as head, has seen enough.
+            return READER_GONE
+        for problem in error.problems:
+            sys.stderr.write(f"vllm-locust: {problem}\n")
+        return error.exit_code
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["simserver"]:
         # It has a command line of its own, with vLLM's flag names.
         simserver: Callable[[Sequence[str]], int] = importlib.import_module("vllm_locust.simserver.command").main
         return simserver(arguments[1:])
-    try:
-        if arguments[:1] == ["capacity"]:
-            # Most of its flags are Locust's.
-            from vllm_locust.run.capacity.command import run_capacity
+    if arguments[:1] == ["capacity"]:
+        # Most of its flags are Locust's.
+        from vllm_locust.run.capacity.command import run_capacity
 
-            run_capacity(arguments[1:])
-        options = _parser().parse_args(arguments)
-        code = int(options.run(options))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # Whoever read the output, such as head, has seen enough. Nothing may be written at the end either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
-    except VllmLocustError as error:
-        for problem in error.problems:
-            sys.stderr.write(f"vllm-locust: {problem}\n")
-        return error.exit_code
+        run_capacity(arguments[1:])
+    options = _parser().parse_args(arguments)
+    return int(options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

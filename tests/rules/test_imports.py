@@ -24,6 +24,7 @@ LEVELS = {
     "load_options": 2,
     "record": 2,
     "shipped": 2,
+    "standard_streams": 2,
     "telemetry": 2,
     "tls": 2,
     "workload": 2,

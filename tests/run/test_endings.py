@@ -234,3 +234,18 @@ def test_the_key_does_not_go_to_a_server_that_only_the_start_form_names(tmp_path
             os.killpg(load.pid, signal.SIGKILL)
             output = load.communicate()[0]
     assert "the API key goes only to a server named on the command line" in output
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [('exec "$@" >&-', ""), ('"$@" | true; exit ${PIPESTATUS[0]}', "standard output cannot be written: Broken pipe")],
+    ids=["closed", "reader gone"],
+)
+def test_the_exit_code_is_the_runs_whoever_reads_its_output(tmp_path: Path, shell: str, says: str) -> None:
+    flags = ("--headless", "--only-summary", "--run-dir", "run", "-u", "2", "-r", "2", "-t", "1s")
+    load = (*flags, "--warmup-requests", "2", "--max-tokens", "5", "--slo", "p50(e2e)<=1ms")
+    with simserver(tmp_path, *FAST) as server:
+        run = end_of(start_locust(tmp_path, server.url, *load, on=("bash", "-c", shell, "bash")), tmp_path, 60)
+    assert run.exit_code == run.summary["exit_code"] != 0, run.output
+    assert says in run.output
+    assert "Traceback" not in run.output

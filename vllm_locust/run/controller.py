@@ -37,6 +37,7 @@ from vllm_locust.run.telemetry.own_collector import OwnCollector, OwnCollectorCo
 from vllm_locust.run.telemetry.server_metrics import ScraperProcess, start_scraper
 from vllm_locust.run.telemetry.server_scraper import ScraperConfig
 from vllm_locust.run.workers import RunWorkers
+from vllm_locust.standard_streams import Output, OutputFailed
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
 from vllm_locust.store.intake import RecorderReport
@@ -384,8 +385,15 @@ class RunController:
     def _merge(self) -> None:
         """In a process of its own: a merge takes memory and seconds, and the master's loop must keep turning."""
         command = [sys.executable, "-m", "vllm_locust", "merge", str(self.run_dir.path)]
-        code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
-        self.exit_code = code if code >= 0 else 1
+        merge = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.exit_code = merge.returncode if merge.returncode >= 0 else 1
+        try:
+            output = Output(sys.stdout)
+            output.write(merge.stdout)
+            output.flush()
+        except OutputFailed as error:
+            # The run's result is what the merge says, whoever reads it.
+            logger.warning("%s; the report is in %s", error, self.run_dir.report_txt)
 
     def _tear_down(self) -> None:
         if self._scraper is not None:

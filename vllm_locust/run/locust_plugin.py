@@ -39,7 +39,9 @@ from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
 from vllm_locust.run.web.console import WebConsole
 from vllm_locust.run.worker_side import WorkerSide
+from vllm_locust.standard_streams import open_closed_streams
 
+open_closed_streams(output_is_needed=False)
 logger = logging.getLogger(__name__)
 
 search: Callable[[RunView], Search] | None = None
