@@ -14,6 +14,7 @@ from vllm_locust.protocol import (
     is_event_stream,
     prompt_text,
     request_path,
+    without_key,
 )
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
@@ -144,3 +145,17 @@ def test_errors_in_a_200_answer() -> None:
 )
 def test_is_event_stream(content_type: str | None, expected: bool) -> None:
     assert is_event_stream(content_type) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "told"),
+    [
+        ("bad sk-12345678, and sk-12345678", "sk-12345678", "bad ***, and ***"),
+        ("cut in it: sk-123456 (400)", "sk-12345678", "cut in it: *** (400)"),
+        ("sk-12 is too short to tell", "sk-12345678", "sk-12 is too short to tell"),
+        ("short abc", "abc", "short ***"),
+        ("none", None, "none"),
+    ],
+)
+def test_a_text_from_outside_loses_the_key(text: str, key: str | None, told: str) -> None:
+    assert without_key(text, key) == told

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 import orjson
 
 MAX_ERROR_CHARACTERS = 500
+WITHHELD = "***"
+_PART = 8
+"""So many characters of a key's beginning are taken for it."""
 _OWNED_BY_FLAGS = {
     "model": "--model",
     "messages": "--workload",
@@ -120,6 +124,19 @@ def error_message(value: object) -> str:
             break
         value = inner
     return bounded(value if isinstance(value, str) else _shown(value))
+
+
+def without_key(text: str, key: str | None) -> str:
+    """``text`` from outside with ``***`` in place of the API key, and of its beginning where ``text`` was cut in it."""
+    if not key or key[:_PART] not in text:
+        return text
+    first, *rest = text.split(key[:_PART])
+    return WITHHELD.join([first, *(piece[_alike(piece, key[_PART:]) :] for piece in rest)])
+
+
+def _alike(one: str, other: str) -> int:
+    """The number of characters that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def bounded(text: str) -> str:

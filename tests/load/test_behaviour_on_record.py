@@ -66,6 +66,34 @@ def working(names: str, **settings: Any) -> Iterator[tuple[ScriptedServer, LoadW
             worker.drain()
 
 
+KEY = "sk-told-to-the-server-alone"
+LEAKS: dict[str, Step] = {
+    "the error's body": whole(b'{"message":"unknown key: %b"}' % KEY.encode(), b"401 Unauthorized"),
+    "an answer": whole(
+        b'{"id":"%b","choices":[{"index":0,"message":{"content":"A"},"finish_reason":"%b"}]}'
+        % (KEY.encode(), KEY.encode())
+    ),
+}
+
+
+@pytest.mark.parametrize("transport", ["kernel", "sse", "openai"])
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_key_that_the_server_repeats_is_on_no_record(transport: str, leak: str) -> None:
+    with serving({"k-00000000": (LEAKS[leak],)}) as server:
+        target = Target.parse(f"http://127.0.0.1:{server.listener.getsockname()[1]}")
+        config = RunConfig(targets=(target,), transport=cast(Any, transport), stream=False)
+        kept = Kept()
+        assignment = Assignment("run", "w", 0, 1, 0, "m", token_detail=False)
+        worker = LoadWorker(config, assignment, cast(Workload, None), kept, KEY, WallAxis())
+        worker._prefix = "k"
+        ask(worker)
+        worker.drain()
+        assert KEY.encode() in server.requests[0].head
+    (record,) = kept.requests
+    assert KEY not in repr(record)
+    assert "***" in repr(record)
+
+
 def ask(worker: LoadWorker, due: DueArrival | None = None) -> RequestRecord:
     messages = [{"role": "user", "content": "Hello"}]
     return worker.perform(messages, user_id=0, task="t", max_tokens=3, extra={}, due=due)[0]

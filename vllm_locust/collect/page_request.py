@@ -17,6 +17,7 @@ from typing import Final
 
 from vllm_locust import clock
 from vllm_locust.metrics_page import MetricsPage
+from vllm_locust.protocol import without_key
 
 MAX_BODY_BYTES: Final = 8 << 20
 """After it is unpacked. A vLLM with eight engines writes below half a megabyte."""
@@ -53,8 +54,9 @@ def request_page(
         status, answer = _attempt(page, tls, timeout_s, None, max_bytes)
         if status in (401, 403) and api_key is not None:
             status, answer = _attempt(page, tls, timeout_s, api_key, max_bytes)
-    except (OSError, HTTPException, zlib.error) as error:
-        raise PageFailed(_words(error, timeout_s)) from None
+    except (OSError, HTTPException, zlib.error, PageFailed) as error:
+        # A server may repeat the key where a status line or a header belongs.
+        raise PageFailed(without_key(_words(error, timeout_s), api_key)) from None
     if status in (401, 403):
         fix = "set OPENAI_API_KEY or --api-key-file" if api_key is None else "it refuses the API key"
         raise PageFailed(f"it answered {status}: {fix}")

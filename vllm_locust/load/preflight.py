@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,13 @@ import httptools
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.errors import TargetError
 from vllm_locust.load.connection import Connection, ConnectionPool, receive
-from vllm_locust.protocol import error_text
+from vllm_locust.protocol import error_text, without_key
 from vllm_locust.tls import tls_context
 
 BODY_LIMIT = 4 * 1024 * 1024
 MODEL_LENGTH_LIMIT = 1 << 40
+_KEY_LENGTH = 8
+"""A shorter one is a stand-in, such as EMPTY, that a model's name may hold by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,12 @@ class _Get:
 
 def ask_server(config: RunConfig, api_key: str | None) -> ServerFacts:
     """Check every target. Raises TargetError that names the target, what it answered and what to change."""
-    pool = _pool(config)
-    try:
+    with _asking(config, api_key) as pool:
         facts: list[ServerFacts] = []
         for target in config.targets:
             # Requests to every target name one model: without --model the first one of the first target.
             model = facts[0].model if facts and config.model is None else config.model
             facts.append(_ask_target(pool, config, target, api_key, model))
-    finally:
-        pool.close()
     known = [fact.max_model_len for fact in facts if fact.max_model_len is not None]
     return ServerFacts(
         model=facts[0].model,
@@ -77,17 +77,13 @@ def ask_server(config: RunConfig, api_key: str | None) -> ServerFacts:
 
 def ask_health(config: RunConfig, target: Target, api_key: str | None) -> int:
     """The status with which a target answers GET /health. Raises TargetError where it does not answer."""
-    pool = _pool(config)
-    try:
+    with _asking(config, api_key) as pool:
         return _get(pool, config, target, "/health", api_key)[0]
-    finally:
-        pool.close()
 
 
 def reset_prefix_cache(config: RunConfig, api_key: str | None) -> None:
     """Have every target forget its prefix cache. Raises TargetError where one refuses."""
-    pool = _pool(config)
-    try:
+    with _asking(config, api_key) as pool:
         for target in config.targets:
             status, body = _ask(pool, config, target, "POST", "/reset_prefix_cache", api_key)
             if status != 200:
@@ -96,6 +92,16 @@ def reset_prefix_cache(config: RunConfig, api_key: str | None) -> None:
                     f"--reset-prefix-cache: POST {target.url}/reset_prefix_cache answered {status}{why}; vLLM has it "
                     "when it is started with VLLM_SERVER_DEV_MODE=1 in its environment; drop the flag otherwise"
                 )
+
+
+@contextmanager
+def _asking(config: RunConfig, api_key: str | None) -> Iterator[ConnectionPool]:
+    """What a server says in its errors may hold the key that it was sent."""
+    pool = _pool(config)
+    try:
+        yield pool
+    except TargetError as error:
+        raise TargetError(*(without_key(problem, api_key) for problem in error.problems)) from None
     finally:
         pool.close()
 
@@ -123,11 +129,17 @@ def _ask_target(
             "server with the OpenAI API, with or without /v1 at its end"
         )
     try:
-        models = [model for model in json.loads(body)["data"] if _is_name(model["id"])]
+        listed = json.loads(body)["data"]
+        models = [model for model in listed if _is_name(model["id"], api_key)]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TargetError(f"{place} did not answer with a list of models; is {target.url} the OpenAI API?") from None
+    if not models and listed:
+        raise TargetError(
+            f"{place} lists no model whose name can be used: one of 1 to 512 printable characters; name the model "
+            "anew (vLLM: --served-model-name)"
+        )
     if not models:
-        raise TargetError(f"{place} lists no model; load one, or name it with --model")
+        raise TargetError(f"{place} lists no model; load one")
     chosen = _chosen(models, model, place, asked=config.model is not None)
     is_vllm = chosen.get("owned_by") == "vllm"
     return ServerFacts(
@@ -138,9 +150,11 @@ def _ask_target(
     )
 
 
-def _is_name(value: object) -> bool:
-    """Something that may be shown in a terminal and sent back in a request."""
-    return isinstance(value, str) and 0 < len(value) <= 512 and value.isprintable()
+def _is_name(value: object, api_key: str | None) -> bool:
+    """Something that may be shown in a terminal, stored, and sent back in a request."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 512:
+        return False
+    return api_key is None or len(api_key) < _KEY_LENGTH or api_key not in value
 
 
 def _length(value: object) -> int | None:
@@ -170,7 +184,7 @@ def _version(pool: ConnectionPool, config: RunConfig, target: Target, api_key: s
         version = answer.get("version")
     except (ValueError, AttributeError, RecursionError):
         return None
-    return version if isinstance(version, str) else None
+    return without_key(version, api_key) if isinstance(version, str) else None
 
 
 def _get(pool: ConnectionPool, config: RunConfig, target: Target, path: str, api_key: str | None) -> tuple[int, bytes]:

@@ -33,7 +33,7 @@ from vllm_locust.load.retry import Retries
 from vllm_locust.load.sse_transport import SseTransport
 from vllm_locust.load.transport import Call, CutShort, Exchange, Transport
 from vllm_locust.outcome import Outcome
-from vllm_locust.protocol import build_body, request_path
+from vllm_locust.protocol import build_body, request_path, without_key
 from vllm_locust.record import ArrivalRecord, FlushReport, HealthSample, RecordSink, RequestRecord
 from vllm_locust.slo import judge_request, parse_slos
 from vllm_locust.tls import tls_context
@@ -48,6 +48,8 @@ _TRANSPORTS: dict[str, Callable[[ssl.SSLContext, str | None], Transport]] = {
     "sse": SseTransport,
     "openai": OpenAITransport,
 }
+_FROM_OUTSIDE = ("error", "finish_reason", "response_id")
+"""Texts of a record that a server has worded: it may repeat the API key in them."""
 FLUSH_TIMEOUT_NS = 30_000_000_000
 CUT_TIMEOUT_NS = 5_000_000_000
 
@@ -99,6 +101,7 @@ class LoadWorker:
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._users = itertools.count()
+        self._api_key = api_key
         self._authorization = (("Authorization", f"Bearer {api_key}"),) if api_key else ()
         self._targets = deque(config.targets)
         """In turn: the first is the next request's."""
@@ -245,6 +248,10 @@ class LoadWorker:
 
     def _put(self, record: RequestRecord, stage: RunAggregate | None) -> None:
         """Put a request on record and into the aggregates; ``stage`` is the one that knows of it since it was sent."""
+        for name in _FROM_OUTSIDE:
+            text = getattr(record, name)
+            if text is not None:
+                setattr(record, name, without_key(text, self._api_key))
         self._sink.put_request(record)
         good = self._judge(record)
         self.aggregate.observe(record, good)

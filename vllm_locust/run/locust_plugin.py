@@ -37,7 +37,7 @@ from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messeng
 from vllm_locust.run.preflight import Preflight
 from vllm_locust.run.run_description import Checked
 from vllm_locust.run.secrets import Secrets
-from vllm_locust.run.web.console import WebConsole
+from vllm_locust.run.web.console import STOPPED, WebConsole
 from vllm_locust.run.worker_side import WorkerSide
 from vllm_locust.standard_streams import open_closed_streams
 
@@ -218,13 +218,15 @@ class _MasterProcess:
                 gevent.spawn(self._locust_quit)
             raise gevent.GreenletExit from None
         except gevent.GreenletExit:
-            self._cannot_begin(("it was stopped before it began",))
+            self._cannot_begin((STOPPED,))
             raise
         if self._console is not None:
             self._console.begun(controller, self._snapshots)
 
     def _cannot_begin(self, problems: Sequence[str]) -> None:
         self._controller = None
+        # Locust has made it for this start's user classes, and would keep it for the next start.
+        self._runner._users_dispatcher = None
         for problem in problems:
             logger.error("vllm-locust: %s", problem)
         if self._console is not None:

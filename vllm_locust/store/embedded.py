@@ -206,7 +206,14 @@ def main() -> int:
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _on_sigterm)
-    order = json.loads(_read_line(sys.stdin.fileno()))
+    try:
+        line = _read_line(sys.stdin.fileno())
+    except _Terminated:
+        return 0
+    if not line:
+        # Whoever started this has ended, or gone on without it, before it could say what is wanted.
+        return 0
+    order = json.loads(line)
     directory = _private_directory()
     path = directory / "valkey.sock"
     server: subprocess.Popen[bytes] | None = None

@@ -21,6 +21,7 @@ from vllm_locust.run.web.live_run import LiveRun
 from vllm_locust.run.web.pages import fields_of_the_locustfile, install
 from vllm_locust.run.web.start_form import StartForm
 
+STOPPED = "it was stopped before it began"
 _POLL_S = 0.05
 
 
@@ -37,6 +38,7 @@ class WebConsole:
         self._live = LiveRun(messenger)
         self._checked: Checked | None = None
         self._outcome: AsyncResult[tuple[str, ...]] = AsyncResult()
+        self._stop_asked = False
         install(self._web_ui, self._live, self._form, self)
 
     @property
@@ -63,7 +65,7 @@ class WebConsole:
 
     def check(self, form: Mapping[str, Sequence[str]]) -> None:
         self._live.refuse(())
-        self._live.preparing = True
+        self._live.preparing, self._stop_asked = True, False
         self._outcome = AsyncResult()
         try:
             if not self._messenger.worker_ids():
@@ -72,6 +74,8 @@ class WebConsole:
             self._checked = self._preflight.check(
                 order.options, host=order.host, run_time_s=order.run_time_s, user_classes=order.user_classes
             )
+            if self._stop_asked:
+                raise UsageError(STOPPED)
         except BaseException:
             self.forget_check()
             raise
@@ -85,13 +89,20 @@ class WebConsole:
         deadline_ns = clock.monotonic_ns() + round(timeout_s * 1e9)
         while not self._outcome.ready():
             if self._start_is_over():
-                self.refused(("Locust has not started the run; read its log",))
+                self.refused((STOPPED if self._stop_asked else "Locust has not started the run; read its log",))
             elif clock.monotonic_ns() > deadline_ns:
                 return ()
             else:
                 gevent.sleep(_POLL_S)
         problems: tuple[str, ...] = self._outcome.get()
         return problems
+
+    def stop_start(self) -> None:
+        if self._live.preparing:
+            self._stop_asked = True
+            spawning = self._environment.runner.spawning_greenlet
+            if spawning is not None:
+                spawning.kill()
 
     def _start_is_over(self) -> bool:
         """Of Locust's start, which a local runner leaves to a greenlet of its own."""

@@ -20,7 +20,7 @@ from vllm_locust.run.web.guard import guard
 from vllm_locust.run.web.live_run import LiveRun
 from vllm_locust.run.web.locust_tab import add_tables, secret_names, template_keys, without_secrets
 from vllm_locust.run.web.start_form import StartForm
-from vllm_locust.run.web.swarm import Starter, guarded_swarm
+from vllm_locust.run.web.swarm import Starter, guarded_stop, guarded_swarm
 from vllm_locust.shipped import chart_library
 
 _PAGE_POLICY: Final = (
@@ -41,6 +41,8 @@ def install(web_ui: Any, live: LiveRun, form: StartForm, starter: Starter) -> No
     web_ui.app.after_request(add_tables(live.stats))
     swarm = guarded_swarm(web_ui.app.view_functions["locust.swarm"], starter, secret_names(shown))
     web_ui.app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(swarm)
+    stop = guarded_stop(web_ui.app.view_functions["locust.stop"], starter)
+    web_ui.app.view_functions["locust.stop"] = web_ui.auth_required_if_enabled(stop)
     base = getattr(web_ui.environment.parsed_options, "web_base_path", None) or ""
     web_ui.app.register_blueprint(_blueprint(web_ui, live, form), url_prefix=base)
 

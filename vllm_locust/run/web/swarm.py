@@ -1,5 +1,5 @@
 """POST /swarm, the one way in which a page starts a run: checked before Locust's own handler acts on it, and answered
-with what has come of it. Locust would say "success" whatever the form holds.
+with what has come of it. Locust would say "success" whatever the form holds. POST /stop ends a start as well as a run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Starter(Protocol):
     def start_problems(self, timeout_s: float) -> tuple[str, ...]:
         """Wait until the run has begun, or cannot: why."""
 
+    def stop_start(self) -> None:
+        """A start that is under way shall come to nothing."""
+
     def cancel_run_time(self) -> None:
         """Locust's own timer would cut running requests; the run's window is ours."""
 
@@ -76,6 +79,16 @@ def guarded_swarm(locust_view: Callable[[], Any], starter: Starter, secret_field
         return _refusal(*problems) if problems else answer
 
     return swarm
+
+
+def guarded_stop(locust_view: Callable[[], Any], starter: Starter) -> Callable[[], Any]:
+    """Locust's own view knows nothing of a run that is still being checked: it would say "success" and let it start."""
+
+    def stop() -> Any:
+        starter.stop_start()
+        return locust_view()
+
+    return stop
 
 
 def _is_locusts(name: str, value: str, secret_fields: frozenset[str]) -> bool:
