@@ -34,20 +34,28 @@ def test_every_text_comes_back_whole(text: str) -> None:
 
 
 def test_a_run_has_one_line() -> None:
-    text = with_row("", {"run_id": "a", "x": 1}, "run_id")
-    text = with_row(text, {"run_id": "b", "x": 2}, "run_id")
-    text = with_row(text, {"run_id": "a", "x": 3}, "run_id")
+    text = with_row("", {"run_id": "a", "x": 1}, ["run_id"])
+    text = with_row(text, {"run_id": "b", "x": 2}, ["run_id"])
+    text = with_row(text, {"run_id": "a", "x": 3}, ["run_id"])
     assert text == "run_id,x\na,3\nb,2\n"
 
 
+def test_all_keys_must_agree() -> None:
+    text = "run_id,run_dir,x\na,one,1\n"
+    text = with_row(text, {"run_id": "a", "run_dir": "two", "x": None}, ["run_id", "run_dir"])
+    assert text == "run_id,run_dir,x\na,one,1\na,two,\n"
+    text = with_row(text, {"run_id": "a", "run_dir": "one", "x": 2}, ["run_id", "run_dir"])
+    assert text == "run_id,run_dir,x\na,one,2\na,two,\n"
+
+
 def test_columns_of_another_version_are_kept() -> None:
-    text = with_row("run_id,old\na,1\n", {"run_id": "b", "new": "="}, "run_id")
+    text = with_row("run_id,old\na,1\n", {"run_id": "b", "new": "="}, ["run_id"])
     assert text == "run_id,old,new\na,1,\nb,,'=\n"
     # A line that is written again keeps its place, and has what this version knows.
-    assert with_row(text, {"run_id": "a", "new": 5}, "run_id") == "run_id,old,new\na,,5\nb,,'=\n"
+    assert with_row(text, {"run_id": "a", "new": 5}, ["run_id"]) == "run_id,old,new\na,,5\nb,,'=\n"
 
 
 @pytest.mark.parametrize("text", ["name,x\na,1\n", "run_id,x\na,1,2\n"])
 def test_another_table_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no column run_id|more cells"):
-        with_row(text, {"run_id": "a"}, "run_id")
+        with_row(text, {"run_id": "a"}, ["run_id"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.run.simulated import FAST, SimServer, free_port, processes, run_locust, simserver
 from tests.store.servers import Server
+from vllm_locust.store.rundir import RunDirectory
 
 SHORT = ("-u", "1", "-r", "1", "-t", "1s")
 
@@ -111,6 +113,25 @@ def test_too_few_descriptors_are_told_once(server: SimServer, tmp_path: Path) ->
     assert run.exit_code == 2, run.output
     assert run.output.count("file descriptors") == 1, run.output
     assert len(server.truth()) == before
+    # It left nothing, so the corrected command may name the same directory.
+    assert not run.run_dir.exists()
+
+
+def test_a_refused_start_leaves_a_directory_as_it_was(tmp_path: Path) -> None:
+    kept = tmp_path / "run" / "spool" / "of-another-host"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with simserver(tmp_path, *FAST) as running:
+        redis = Server()
+        try:
+            refused = run_locust(tmp_path, running.url, "-u", "2000000", "-t", "1s", "--redis-url", redis.url)
+            keys = cast("list[bytes]", redis.command("KEYS", "*"))
+            assert [cast("int", redis.command("TTL", key)) > 0 for key in keys] == [True]
+        finally:
+            redis.close()
+        assert (refused.exit_code, running.truth()) == (2, [])
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [kept]
+    assert RunDirectory.create(tmp_path / "run").path == tmp_path / "run"
 
 
 def test_a_replica_without_the_model_of_the_first_is_named(server: SimServer, tmp_path: Path) -> None:

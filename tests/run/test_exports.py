@@ -46,6 +46,19 @@ def test_each_run_has_one_line_of_its_own_figures(tmp_path: Path, capsys: pytest
         assert row["verdict"] == summary_of(run)["verdict"]["status"]
 
 
+def test_the_same_run_in_another_directory_has_a_line_of_its_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", LATENCIES)
+    main(["report", str(run)])
+    poorer = write_run(tmp_path / "again", LATENCIES[:0])
+    again = json.loads((poorer / "run.json").read_text(encoding="utf-8")) | {"run_id": "run"}
+    (poorer / "run.json").write_text(json.dumps(again), encoding="utf-8")
+    main(["report", str(poorer)])
+    assert [(row["run_id"], row["run_dir"], row["requests"]) for row in experiments(tmp_path)] == [
+        ("run", "run", "50"),
+        ("run", "again", "0"),
+    ]
+
+
 def test_runs_that_end_at_once_do_not_lose_lines(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run{k}", LATENCIES) for k in range(4)]
     command = [sys.executable, "-m", "vllm_locust", "report"]

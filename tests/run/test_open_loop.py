@@ -176,7 +176,10 @@ def test_a_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
     done = sorted(run.requests(), key=lambda row: row["arrival"])
     assert [row["scheduled_unix_ns"] - t0_unix_ns for row in done] == [at * 10**6 for at in offsets_ms], run.output
     assert [row["phase"] for row in done] == ["warmup"] * 2 + ["window"] * 6
-    assert boundaries(run) == [250_000_000, 2_100_000_001]
+    # Six arrivals with five gaps between them, and a sixth of their mean.
+    assert boundaries(run) == [250_000_000, 2_470_000_000]
+    assert run.json("summary.json")["totals"]["achieved_rps"] == pytest.approx(6 / 2.22)
+    assert not (tmp_path / "no").exists()
     assert refused.exit_code == 2
     assert "the trace has 8 requests, so nothing would be left to measure" in refused.output
     assert wrong.exit_code == 2

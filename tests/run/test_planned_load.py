@@ -57,11 +57,25 @@ def test_a_trace_keeps_its_times(tmp_path: Path) -> None:
     assert load.schedule.offsets_ns().tolist() == [0, 10**9, 1_500_000_000, 3 * 10**9, 7 * 10**9, 8 * 10**9]
     assert load.warmup_ns == 1_500_000_000
     (stage,) = load.stages
-    assert stage.length_ns == 6_500_000_001
-    assert stage.mean_value == pytest.approx(4 / 6.5)
+    # Four arrivals in 6.5 s have three gaps between them; the window ends after a fourth.
+    assert stage.length_ns == 8_666_666_667
+    assert load.schedule.length_ns == load.warmup_ns + 8_666_666_667
+    assert stage.mean_value == pytest.approx(3 / 6.5)
     part = plan_load(config(3.0, arrival="trace", warmup_requests="2"), trace)
     assert part.schedule.offsets_ns().tolist() == [0, 10**9, 1_500_000_000, 3 * 10**9]
     assert part.stages[0].mean_value == pytest.approx(2 / 3)
+
+
+def test_the_last_of_a_trace_is_inside_the_window(tmp_path: Path) -> None:
+    steady = "Timestamp,Request tokens,Response tokens\n" + "".join(f"{at / 4},5,5\n" for at in range(13))
+    load = plan_load(config(arrival="trace", warmup_requests="0"), workload(tmp_path, steady))
+    assert load.stages[0].mean_value == pytest.approx(4)
+    assert load.stages[0].length_ns == 3_250_000_000
+    late = plan_load(config(arrival="trace", warmup_requests="5"), workload(tmp_path, TRACE))
+    assert (late.warmup_ns, late.stages[0].length_ns, late.stages[0].mean_value) == (8 * 10**9, 10**9, 1.0)
+    bursts = "Timestamp,Request tokens,Response tokens\n" + "3,5,5\n" * 4
+    burst = plan_load(config(arrival="trace", warmup_requests="0"), workload(tmp_path, bursts))
+    assert (burst.stages[0].length_ns, burst.stages[0].mean_value) == (10**9, 4.0)
 
 
 def test_what_a_workload_cannot_give_is_refused(tmp_path: Path) -> None:

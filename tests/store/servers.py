@@ -1,4 +1,6 @@
-"""Real servers for the store's tests: Valkey (or a Redis that is named) on a unix socket, which a test may kill, empty and start again."""
+"""Real servers for the store's tests: Valkey, or a Redis that is named, on a unix socket. A test may kill, empty and
+start it again.
+"""
 
 from __future__ import annotations
 

@@ -28,21 +28,22 @@ def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return _written(columns, ({name: cell(row.get(name)) for name in columns} for row in rows))
 
 
-def with_row(text: str, row: Mapping[str, Any], key: str) -> str:
-    """``text``, a table with a heading or nothing, with this row in the place of the one with the same ``key``, else at
-    its end. Columns that the row lacks stay empty, and those that the table lacks come after its own. Raises ValueError
-    where the table has no column ``key``.
+def with_row(text: str, row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """``text``, a table with a heading or nothing, with this row in the place of the one with the same ``keys``, else
+    at its end. Columns that the row lacks stay empty, and those that the table lacks come after its own. Raises
+    ValueError where the table lacks a column of ``keys``.
     """
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows = list(reader)
     columns = list(reader.fieldnames or ())
-    if columns and key not in columns:
-        raise ValueError(f"it has no column {key}")
+    for key in keys:
+        if columns and key not in columns:
+            raise ValueError(f"it has no column {key}")
     if any(None in one for one in rows):
         raise ValueError("a line has more cells than the heading")
     columns += [name for name in row if name not in columns]
     new = {name: cell(value) for name, value in row.items()}
-    places = [place for place, one in enumerate(rows) if one[key] == new[key]]
+    places = [place for place, one in enumerate(rows) if all(one[key] == new[key] for key in keys)]
     if places:
         rows[places[0]] = new
     else:

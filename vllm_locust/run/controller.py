@@ -97,23 +97,28 @@ class RunController:
         self._conductor: gevent.Greenlet | None = None
         create = RunDirectory.create_next if one_of_many else RunDirectory.create
         self.run_dir = create(Path(self._config.run_dir or f"runs/{self.run_id}"))
-        self._course = course(
-            RunView(
-                config=self._config,
-                workload=checked.workload,
-                messenger=messenger,
-                workers=self._workers,
-                snapshots=snapshots,
-                progress=self._progress,
-                spawn_order=spawn_order,
-                spawned=self._spawned,
-                add_worker=self._add_worker,
-                common_unix_ns=self._common_unix_ns,
-                publish=self._publish,
-                requests_waiting=self._requests_waiting,
-                run_id=self.run_id,
-                run_dir=self.run_dir,
-            )
+        try:
+            self._course = course(self._view(snapshots, spawn_order))
+        except BaseException:
+            self.run_dir.forget_start()
+            raise
+
+    def _view(self, snapshots: Snapshots, spawn_order: SpawnOrder) -> RunView:
+        return RunView(
+            config=self._config,
+            workload=self._checked.workload,
+            messenger=self._messenger,
+            workers=self._workers,
+            snapshots=snapshots,
+            progress=self._progress,
+            spawn_order=spawn_order,
+            spawned=self._spawned,
+            add_worker=self._add_worker,
+            common_unix_ns=self._common_unix_ns,
+            publish=self._publish,
+            requests_waiting=self._requests_waiting,
+            run_id=self.run_id,
+            run_dir=self.run_dir,
         )
 
     # What live views are told
@@ -146,7 +151,9 @@ class RunController:
             self._bring_up()
         except BaseException:
             self._workers.tell(self._workers.ids, ABANDON)
+            self._let_expire()
             self._tear_down()
+            self.run_dir.forget_start()
             raise
         self._announce()
         self._conductor = gevent.spawn(self._conduct, finish_locust)
@@ -356,11 +363,15 @@ class RunController:
         )
         self._progress.end()
         self._merge()
-        if report is not None and report.drained and self._store is not None:
-            try:
+        if report is not None and report.drained:
+            self._let_expire()
+
+    def _let_expire(self) -> None:
+        try:
+            if self._store is not None:
                 self._store.ttl(self._config.ttl_ns // 1_000_000_000)
-            except StoreError as error:
-                logger.warning("%s; the run is complete, but what Redis holds of it stays there", error)
+        except StoreError as error:
+            logger.warning("%s; what Redis holds of the run %s stays there", error, self.run_id)
 
     def _end_scraper(self) -> None:
         if self._scraper is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,29 @@ from vllm_locust.telemetry import TelemetryKind
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     path: Path
+    is_new: bool = field(default=False, compare=False)
+    """It was made for this run."""
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
         """A new directory for a run. Raises ``UsageError`` where there is one with a run in it."""
-        made = cls(path)
+        made = cls(path, is_new=not path.exists())
         made.refuse_run()
         made.make()
         return made
+
+    def forget_start(self) -> None:
+        """Remove what a start has left that was refused before any load was sent: it is no run, and the next start may
+        have the same directory. What cannot be removed stays.
+        """
+        shutil.rmtree(self.parts, ignore_errors=True)
+        with suppress(OSError):
+            self.run_json.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: it holds what is not of this start
+            (self.path / "spool").rmdir()
+        with suppress(OSError):
+            if self.is_new:
+                self.path.rmdir()
 
     def make(self) -> None:
         """Where there is none yet."""

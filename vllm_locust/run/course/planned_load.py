@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from vllm_locust.arrival import ArrivalProcess, Piece, Schedule
+import numpy as np
+
+from vllm_locust.arrival import ArrivalProcess, Integers, Piece, Schedule
 from vllm_locust.config import RunConfig
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import ProfileStage
@@ -12,6 +15,7 @@ from vllm_locust.workload.workload import Workload
 
 OPEN_LOOP_SLOTS = 2_048
 """Over all workers, where a rate is given without ``-u``."""
+_LONE_GAP_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,9 @@ def _replay(config: RunConfig, workload: Workload) -> PlannedLoad:
     if int(offsets_ns[-1]) < warmup_ns:
         raise UsageError(
             f"--warmup-requests {config.warmup_requests}: the trace has {len(offsets_ns):,} requests, so nothing would "
-            "be left to measure; lower it"
+            "be left to measure; give fewer, or 0"
         )
-    assert whole.length_ns is not None
-    length_ns = whole.length_ns - warmup_ns if config.window_ns is None else config.window_ns
+    length_ns = _whole_window_ns(offsets_ns, warmup_ns) if config.window_ns is None else config.window_ns
     due = len(whole.offsets_ns(warmup_ns + length_ns)) - len(whole.offsets_ns(warmup_ns))
     mean_rps = due / (length_ns / 1e9)
     # The pieces of a trace say how long it is, not how fast.
@@ -64,3 +67,12 @@ def _replay(config: RunConfig, workload: Workload) -> PlannedLoad:
     schedule = Schedule(ArrivalProcess.TRACE, seed=config.seed, pieces=pieces, trace_offsets_ns=offsets_ns)
     stage = ProfileStage(name="trace", start_value=mean_rps, end_value=mean_rps, length_ns=length_ns)
     return PlannedLoad(schedule, warmup_ns, mean_rps, (stage,))
+
+
+def _whole_window_ns(offsets_ns: Integers, warmup_ns: int) -> int:
+    """To one mean gap after the last arrival: n arrivals then stand for n gaps, and the last is inside. A single moment
+    has no gap; it is measured for a second.
+    """
+    measured = offsets_ns[np.searchsorted(offsets_ns, warmup_ns) :]
+    gaps_ns = int(measured[-1] - measured[0])
+    return int(measured[-1]) - warmup_ns + (round(gaps_ns / (len(measured) - 1)) if gaps_ns else _LONE_GAP_NS)

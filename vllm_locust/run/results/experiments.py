@@ -1,4 +1,4 @@
-"""``experiments.csv`` beside the run directories: one line for each run, brought up to date when it is merged again."""
+"""``experiments.csv`` beside the run directories: a line for each, brought up to date when it is merged again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _WAIT_NS: Final = 30_000_000_000
 
 def record_experiment(run_dir: RunDirectory, run: Mapping[str, Any], summary: Mapping[str, Any]) -> Path:
     """Put the run's line into the table, under a lock, whole or not at all. Raises StoreError where that is not
-    possible: a table that cannot be read is left as it is.
+    possible: a table that cannot be read is left as it is. A run that was merged into another directory as well,
+    perhaps from fewer records, has a line for each.
     """
     row = experiment(run, summary) | {"run_dir": run_dir.path.resolve().name}
     directory = run_dir.path.resolve().parent
@@ -32,7 +33,7 @@ def record_experiment(run_dir: RunDirectory, run: Mapping[str, Any], summary: Ma
         for leftover in directory.glob(f".{NAME}.*.tmp"):  # of a merge that was killed
             leftover.unlink()
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_text(path, with_row(text, row, "run_id"))
+        write_text(path, with_row(text, row, ("run_id", "run_dir")))
     except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
         raise StoreError(
             f"{path} cannot take the run's line: {error}; move it away, and report the run anew"
