@@ -118,6 +118,8 @@ def test_one_engine() -> None:
         "itl_mean_s": 0.01,
         "e2e_mean_s": 2.5,
     }
+    quicker = numbers(metrics(rows(looks)), 2, 8, client_ttft_s=0.4, client_n=24)["ttft_s"]
+    assert quicker["network"] is None, "no request is at the client before it left the server: they are others"
 
 
 def test_borders_of_a_stage_lie_between_looks() -> None:

@@ -129,7 +129,7 @@ class ServerMetrics:
         """Means, and where the time went. Each is the mean over the requests that the server counted in the stage: the
         time to the first token when that was made, queue and prefill when the request ended. Where the clients counted
         much fewer or more, a queue grew or shrank: the two means are then of different requests, and no difference of
-        theirs is the network's.
+        theirs is the network's. So they are where the rest would be below nothing.
         """
         number = self._gain("ttft_seconds_count", span)
         same = number is not None and abs(number - client["n"]) <= THRESHOLDS.same_requests * client["n"]
@@ -139,9 +139,17 @@ class ServerMetrics:
             "mean": mean,
             "queue": queue,
             "prefill": prefill,
-            "front_end": None if mean is None or queue is None or prefill is None else mean - queue - prefill,
-            "network": client["mean"] - mean if same and mean is not None and client["mean"] is not None else None,
+            "front_end": _rest(mean, queue, prefill),
+            "network": _rest(client["mean"], mean) if same else None,
         }
+
+
+def _rest(whole: float | None, *parts: float | None) -> float | None:
+    known = [part for part in parts if part is not None]
+    if whole is None or len(known) < len(parts):
+        return None
+    rest = whole - sum(known)
+    return rest if rest >= 0 else None
 
 
 def _read(source: Source) -> dict[_Key, Series]:
