@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from vllm_locust import __version__
-from vllm_locust.errors import UsageError, VllmLocustError
+from vllm_locust.errors import NoGpu, UsageError, VllmLocustError
 from vllm_locust.standard_streams import READER_GONE, Output, OutputFailed, open_closed_streams
 
 
@@ -199,7 +199,13 @@ def _collect(options: argparse.Namespace) -> int:
         host_only=options.host_only,
         host_name=options.host_name,
     )
-    return collect(order)
+    try:
+        return collect(order)
+    except NoGpu as error:
+        raise UsageError(
+            f"{error}; run it on the GPU host (in a container: with the NVIDIA runtime), give --dcgm-url, or "
+            "--host-only for this host's load without a GPU"
+        ) from None
 
 
 def _doctor(options: argparse.Namespace) -> int:

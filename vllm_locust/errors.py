@@ -44,6 +44,10 @@ class WorkloadError(UsageError):
     """A workload file cannot be read or has nothing usable in it. Correct the file or the name."""
 
 
+class NoGpu(UsageError):
+    """No GPU of this host can be read. The message says why; the fix is the caller's, who knows what was asked for."""
+
+
 class TargetError(UsageError):
     """The server's answer to the preflight rules the run out. Correct the URL, the key or the model."""
 

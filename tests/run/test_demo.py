@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,5 +26,7 @@ def test_a_busy_machine_alone_does_not_fail_the_demo(
     monkeypatch.setattr(subprocess, "Popen", Ended)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert demo._run_load("http://127.0.0.1:1/v1", "1s", 1, "nowhere") == own
-    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("$")]
+    shown, *said = capsys.readouterr().out.splitlines()
+    assert shlex.split(shown)[:2] == ["$", "locust"]
+    assert "'ttft<=500ms'" in shown, "a shell would read from a file of that name"
     assert (len(said) == 1 and "too busy (code 4)" in said[0]) if locusts == 4 else said == []

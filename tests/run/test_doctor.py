@@ -207,7 +207,7 @@ def test_no_driver_fails_a_gpu_host_only(redis: Server) -> None:
     if checks["GPUs"]["status"] == "ok":
         pytest.skip("this machine has a GPU")
     assert (code, failing(checks)) == (1, ["GPUs"])
-    assert "run it on the GPU host" in checks["GPUs"]["fix"]
+    assert checks["GPUs"]["fix"] == "run it on the GPU host (in a container: with the NVIDIA runtime)"
 
 
 def test_a_certificate_is_checked(tmp_path: Path) -> None:

@@ -135,5 +135,9 @@ def test_without_a_gpu_nothing_is_sent(tmp_path: Path) -> None:
         found = run_locust(tmp_path, server.url, *FLAGS, "--collect", "gpus")
         assert server.truth() == []
     assert found.exit_code == 2, found.output
-    assert "--collect gpus: no NVIDIA GPU can be read here: NVML Shared Library Not Found" in found.output
+    assert (
+        "--collect gpus: no NVIDIA GPU can be read here: NVML Shared Library Not Found; give --collect host for this "
+        "host's load alone, or start vllm-locust collect on the GPU host\n"
+    ) in found.output
+    assert "--dcgm-url" not in found.output, "a flag that locust lacks"
     assert "Traceback" not in found.output

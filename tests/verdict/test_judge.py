@@ -273,8 +273,8 @@ def test_every_reason_that_there_is_has_its_case_above() -> None:
     [
         (0.71, 0.3, "the load was more than the worker processes could read in time (CPU p95 71 %), add some."),
         (0.70, 0.06, "something else took the core from a worker for 6 % of the time."),
-        (0.70, 0.05, "the server, or what lies between, most likely sent chunks in bursts."),
-        (0.10, None, "the server, or what lies between, most likely sent chunks in bursts."),
+        (0.70, 0.05, "most likely sent chunks in bursts, or the server's own process was not given a core."),
+        (0.10, None, "most likely sent chunks in bursts, or the server's own process was not given a core."),
         (None, None, "no worker reported its condition in the window, so the cause is not known."),
     ],
 )

@@ -15,7 +15,7 @@ from vllm_locust.collect.nvml_calls import GpuLost
 from vllm_locust.collect.nvml_device import NvmlDevice
 from vllm_locust.collect.process_names import ProcessNames
 from vllm_locust.collect.visible_devices import GpuIdentity, choose
-from vllm_locust.errors import UsageError
+from vllm_locust.errors import NoGpu
 from vllm_locust.telemetry import Row, TelemetryKind
 
 _LOOK_AGAIN_NS: Final = 10_000_000_000
@@ -157,15 +157,12 @@ class NvmlSource:
 
 
 def open_nvml() -> Any:
-    """``pynvml`` with the driver's library loaded. Raises ``UsageError`` that says what is there instead."""
+    """``pynvml`` with the driver's library loaded. Raises ``NoGpu``, which says what is there instead."""
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as exc:
-        raise UsageError(
-            f"no NVIDIA GPU can be read here: {exc}; run it on the GPU host (in a container: with the NVIDIA runtime), "
-            "give --dcgm-url, or --host-only for this host's load without a GPU"
-        ) from None
+        raise NoGpu(f"no NVIDIA GPU can be read here: {exc}") from None
     return nvml
 
 
@@ -183,7 +180,7 @@ def _handles(nvml: Any, remarks: Remarks) -> list[tuple[GpuIdentity, Any]]:
         found.append((GpuIdentity(index, uuid), handle))
         found += _mig_instances(nvml, index, uuid, handle, remarks)
     if not found:
-        raise UsageError(f"none of {count} NVIDIA GPUs can be read here; --host-only collects this host's load alone")
+        raise NoGpu(f"none of {count} NVIDIA GPUs can be read here")
     return found
 
 

@@ -39,7 +39,7 @@ def choose(there: Sequence[GpuIdentity], gpus: str | None, environment: Mapping[
         for gpu in _named(word, there, given):
             chosen[gpu.uuid] = gpu
     if not chosen:
-        raise UsageError(f"{given}={text!r} hides all {len(there)} GPUs; give --gpus all, or --host-only for none")
+        raise UsageError(f"{given}={text!r} hides all {len(there)} GPUs; name one of them at least, or all")
     # A MIG instance tells only of its own part: power, clocks and temperature are the whole GPU's.
     parents = {gpu.parent_uuid for gpu in chosen.values()} - {None}
     return [gpu for gpu in there if gpu.uuid in chosen or gpu.uuid in parents]

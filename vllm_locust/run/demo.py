@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import subprocess
@@ -59,7 +60,7 @@ def _run_load(address: str, duration: str, users: int, run_dir: str | None) -> i
     ]
     if run_dir is not None:
         command += ["--run-dir", run_dir]
-    print("$", " ".join(["locust", *command[3:]]), flush=True)
+    print("$", shlex.join(["locust", *command[3:]]), flush=True)
     code = _wait_for(subprocess.Popen(command, stdin=subprocess.DEVNULL))
     for report in sorted(_reports(run_dir) - before):
         print(f"Report: {report}")

@@ -155,7 +155,10 @@ def _coalescing_cause(evidence: Evidence, thresholds: Thresholds) -> str:
         return f"the load was more than the worker processes could read in time (CPU p95 {percent_text(cpu)}), add some"
     if delay is not None and delay > thresholds.cause_run_delay_share:
         return f"something else took the core from a worker for {percent_text(delay)} of the time"
-    return "the workers had time to spare, so the server, or what lies between, most likely sent chunks in bursts"
+    return (
+        "the workers had time to spare, so the server, or what lies between, most likely sent chunks in bursts, or the "
+        "server's own process was not given a core"
+    )
 
 
 def _user_stamps(evidence: Evidence, thresholds: Thresholds) -> Reason | None:

@@ -79,5 +79,5 @@ def check_gpus(open_driver: Callable[[], Any], *, required: bool) -> Check:
     except UsageError as error:
         found, _, fix = str(error).partition("; ")
         if required:
-            return failed("GPUs", found, fix)
+            return failed("GPUs", found, fix or "run it on the GPU host (in a container: with the NVIDIA runtime)")
         return skipped("GPUs", "there is no NVIDIA GPU here", "run doctor --role gpu on the GPU host, if it is another")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from vllm_locust import clock
-from vllm_locust.errors import StoreError, UsageError, VllmLocustError
+from vllm_locust.errors import NoGpu, StoreError, UsageError, VllmLocustError
 from vllm_locust.run.telemetry.collect import CollectOrder, collect
 from vllm_locust.store.child_process import start_module
 
@@ -113,6 +113,11 @@ def main() -> int:
     threading.Thread(target=watch, name="parent", daemon=True).start()
     try:
         return collect(order, ended=ended, started=lambda: _answer([]))
+    except NoGpu as error:
+        _answer(
+            [f"{error}; give --collect host for this host's load alone, or start vllm-locust collect on the GPU host"]
+        )
+        return error.exit_code
     except VllmLocustError as error:
         _answer(list(error.problems))
         return error.exit_code
