@@ -403,6 +403,13 @@ def test_lengths_are_compared_with_the_source() -> None:
     assert workload["prompt_tokens_planned"] == {"n": 4, "mean": 10.5, "source_mean": 10.5, "ks_distance": 0.0}
     assert workload["prompt_tokens"]["ks_distance"] == 0.25
     assert workload["output_tokens"] == {"n": 4, "mean": 2.0, "source_mean": 2.5, "ks_distance": 0.5}
+    capped = run() | {"config": run()["config"] | {"max_tokens": 2}}
+    workload = summarize(capped, [batch(rows)], length_reference=([9, 10, 11, 12], [2, 3]))["workload"]  # type: ignore[arg-type]
+    assert (workload["output_limit"], workload["prompt_tokens"]["ks_distance"]) == (2, 0.25)
+    assert workload["output_tokens"] == {"n": 4, "mean": 2.0, "source_mean": None, "ks_distance": None}
+    assert "output tokens: limited to --max-tokens 2, not by the source" in render_text(
+        summarize(capped, [batch(rows)])
+    )
     without = summarize(run(), [batch(rows)])["workload"]
     assert without["output_tokens"] == {"n": 4, "mean": 2.0, "source_mean": None, "ks_distance": None}
 

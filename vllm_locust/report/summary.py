@@ -124,7 +124,7 @@ def measure(
         "diagnosis": diagnosis_json(stages, reading, cold_start, health, verdict),
         "arrivals": facts.arrivals,
         "errors": reading.everything.errors_json(),
-        "workload": _workload_json(run.get("workload") or {}, reading.total, length_reference),
+        "workload": _workload_json(run, reading.total, length_reference),
         "coalesced": _coalesced_json(reading, shifts),
         "health": health.as_json(),
         "definition_card": definition_card(reading.total),
@@ -217,10 +217,11 @@ def _judgement_json(stage: Mapping[str, Any], judgement: StageJudgement) -> dict
     }
 
 
-def _workload_json(
-    workload: Mapping[str, Any], samples: StageSamples, reference: LengthReference | None
-) -> dict[str, Any]:
-    """How far the lengths really sent are from the source's; null where either side has none."""
+def _workload_json(run: Mapping[str, Any], samples: StageSamples, reference: LengthReference | None) -> dict[str, Any]:
+    """How far the lengths really sent are from the source's; null where either side has none, and of answers whose
+    length ``--max-tokens`` decides in place of the source.
+    """
+    workload, output_limit = run.get("workload") or {}, run["config"].get("max_tokens")
     ok = samples.flags["ok"]
     counts = {name: samples.floats[name] for name in ("prompt_tokens", "prompt_tokens_planned", "output_tokens")}
     known = {name: values[~np.isnan(values) & (ok | (name != "output_tokens"))] for name, values in counts.items()}
@@ -230,9 +231,11 @@ def _workload_json(
         "warnings": list(workload.get("warnings") or ()),
         "filters": dict(workload.get("filters") or {}),
         "reference_n": None if reference is None else len(reference[0]),
+        "output_limit": output_limit,
     }
     for name, values in known.items():
-        source = None if reference is None else reference[name == "output_tokens"]
+        is_output = name == "output_tokens"
+        source = None if reference is None or (is_output and output_limit) else reference[is_output]
         result[name] = {
             "n": len(values),
             "mean": float(values.mean()) if len(values) else None,

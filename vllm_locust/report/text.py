@@ -298,6 +298,8 @@ def _workload(workload: Json) -> list[str]:
         about.append(
             f"  {printable(workload['name'])}, planned lengths by {printable(str(workload['token_count_method']))}"
         )
+    if workload["output_limit"] is not None:
+        about.append(f"  output tokens: limited to --max-tokens {workload['output_limit']}, not by the source")
     dropped = ", ".join(f"{printable(name)} {figures.count(n)}" for name, n in workload["filters"].items() if n)
     about += [f"  rows left out: {dropped}"] if dropped else []
     about += [f"  warning: {printable(warning)}" for warning in workload["warnings"]]

@@ -11,6 +11,7 @@ anew with each that joins later.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,15 +76,15 @@ class MergeOrder:
         redis_password_file: Path | None = None,
     ) -> MergeOrder:
         """``run`` is a run directory, or the id of a run in ``run_dir`` (default: ``runs/<run id>``) or in Redis."""
-        is_directory = Path(run).is_dir()
-        directory = RunDirectory(run_dir or (Path(run) if is_directory else Path("runs", run)))
+        is_path = os.sep in run or Path(run).is_dir()  # no id has a separator in it
+        directory = RunDirectory(run_dir or (Path(run) if is_path else Path("runs", run)))
         if directory.run_json.is_file():
             run_id = str(read_json(directory.run_json)["run_id"])
-            if not is_directory and run != run_id:
+            if not is_path and run != run_id:
                 raise UsageError(
                     f"merge {run}: {directory.path} holds the run {run_id}; give that id or another --run-dir"
                 )
-        elif redis_url is not None and not is_directory:
+        elif redis_url is not None and not is_path:
             run_id = run
         else:
             raise UsageError(
