@@ -49,6 +49,15 @@ def test_no_duration_is_longer_than_ten_years(text: str) -> None:
         parse_duration_ns(text)
 
 
+def test_names_that_are_not_utf8_are_refused() -> None:
+    with pytest.raises(UsageError) as refused:
+        built(run_name="a\udcff", tag=["ok=ü", "k=\udcfe"])
+    assert refused.value.problems == (
+        "--run-name: 'a\\udcff' is not UTF-8; write it in UTF-8, or in ASCII",
+        "--tag: 'k=\\udcfe' is not UTF-8; write it in UTF-8, or in ASCII",
+    )
+
+
 def test_fractions() -> None:
     assert parse_fraction("5%") == 0.05
     assert parse_fraction("0.25") == 0.25

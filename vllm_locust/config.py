@@ -166,6 +166,7 @@ class RunConfig:
             values[name] = take(_OPTION_OF.get(name, name), parse, values[name])
         values["extra_body"] = take("extra_body", _json_object, {})
         values["tags"] = _tags(options.get("tag") or (), problems)
+        problems += _not_utf8("run-name", [values["run_name"] or ""]) + _not_utf8("tag", options.get("tag") or ())
         values["slos"] = _slos(options.get("slo") or (), problems)
         values["metrics_pages"] = read_metrics_pages(options.get("metrics_url") or (), problems)
         values["stream"] = not options.get("no_stream")
@@ -368,6 +369,15 @@ def _tags(texts: Any, problems: list[str]) -> dict[str, str]:
             problems.append(f"--tag: {text!r} is not of the form key=value")
         tags[key] = value
     return tags
+
+
+def _not_utf8(flag: str, texts: Any) -> list[str]:
+    """A byte that is no UTF-8 arrives from the command line as a surrogate, which no report can hold."""
+    return [
+        f"--{flag}: {str(text)!a} is not UTF-8; write it in UTF-8, or in ASCII"
+        for text in texts
+        if any("\ud800" <= char <= "\udfff" for char in str(text))
+    ]
 
 
 def _slos(texts: Any, problems: list[str]) -> tuple[str, ...]:

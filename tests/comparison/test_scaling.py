@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from vllm_locust.comparison.scaling import SizedRun, scaling_curve
@@ -26,6 +28,16 @@ def test_speed_up_and_efficiency_against_the_smallest() -> None:
     assert [len(point.runs) for point in points] == [2, 1, 1]
     assert points[1].remarks == ()
     assert points[2].remarks == ("efficiency below 80 %",)
+
+
+def test_a_percentile_of_several_runs_is_a_range_and_no_mean() -> None:
+    slow = replace(sized(1, 110), tpot_p50_s=0.03)
+    first, second = (
+        point.as_json()["tpot_p50_s"] for point in scaling_curve([sized(1, 90), slow, sized(2, 190)], "gpus")
+    )
+    assert (first, second) == ([0.01, 0.03], [0.01, 0.01])
+    unknown = replace(sized(1, 90), tpot_p50_s=None)
+    assert scaling_curve([unknown, sized(2, 190)], "gpus")[0].as_json()["tpot_p50_s"] is None
 
 
 def test_the_smallest_need_not_be_one() -> None:

@@ -201,6 +201,7 @@ def test_there_is_a_knee_among_the_stages() -> None:
         block = {"p50": None, "p99": None}
         return {
             "capacity": capacity or None,
+            "slo": {"stages": []},
             "stages": [
                 blank
                 | {"stage": n, "name": str(n), "stage_kind": "hold", "offered_rps": rate, "requests_per_s": rate}
@@ -233,6 +234,22 @@ def test_there_is_a_knee_among_the_stages() -> None:
     shown = [(point["offered_rps"], point["requests_per_s"], point["held"]) for point in of_search["points"]]
     assert shown == [(10, 10, True), (20, 20, False), (40, 22, False)]
     assert (of_search["points"][2]["e2e_p50"], of_search["points"][2]["ttft_p50"]) == (5, None)
+
+
+def test_a_stage_that_missed_an_slo_is_marked_in_the_load_curve() -> None:
+    stages = [{"stage": n, "name": f"{n + 1}/s", **interval(10 + 10 * n, 20 + 10 * n)} for n in range(3)]
+    rows = [request(10 + k, [0.1 if k < 10 else 2.0, 3.0], stage=k // 10) for k in range(20)]
+    rows += [request(30, None, stage=2, streamed=False, e2e_ns=SECOND, done_ns=SECOND)]
+    facts = run(10, 40, slos=("p90(ttft)<=1s", "p50(ttft)<=5s"), stages=stages)
+    drawn = charts(rows, facts)["load_curve"]
+    assert {point["name"]: point["held"] for point in drawn["points"]} == {"1/s": True, "2/s": False, "3/s": None}
+
+
+def test_stages_beyond_those_with_curves_are_counted() -> None:
+    stages = [{"stage": n, "name": f"{n + 1}/s", **interval(10 + n, 11 + n)} for n in range(43)]
+    drawn = charts([request(10 + n, [0.1, 0.2], stage=n) for n in range(42)], run(10, 53, stages=stages))
+    assert len(drawn["percentiles"]["stages"]) == 40
+    assert drawn["percentiles"]["left_out"] == 2
 
 
 def test_nothing_to_draw_without_a_window_or_a_request() -> None:

@@ -119,6 +119,29 @@ def test_between_two_readings_of_the_counter_the_energy_is_where_the_power_was()
     assert numbers(metrics(*doubled), 5, 8)["energy_j"] == pytest.approx(3600, rel=0.02)
 
 
+def test_energy_that_would_be_guessed_between_two_readings_is_not_known() -> None:
+    # 600 W till 81 s, then idle; nothing was seen from there to 105 s.
+    watts = {t: 600.0 if t < 81 else 100.0 for t in tenths(0, 120)}
+    joules = np.cumsum([watts[t] * 0.1 for t in tenths(0, 120)]).tolist()
+    rows = [
+        row(t, power_w=watts[t], energy_j=joules[round(t * 10)] if round(t * 10) % 50 == 0 else None)
+        for t in tenths(0, 120)
+        if not 81 <= t < 105
+    ]
+    assert numbers(metrics(*rows), 0, 100)["energy_j"] is None
+    assert numbers(metrics(*rows), 0, 80)["energy_j"] == pytest.approx(48_000, rel=0.01)
+    # Of the last 1 s of 81 the power is known.
+    assert numbers(metrics(*rows), 0, 81)["energy_j"] == pytest.approx(48_600, rel=0.01)
+
+
+@pytest.mark.parametrize(("first", "last", "known"), [(12, 14, False), (12, 32, False), (18, 112, True)])
+def test_energy_without_power_is_known_between_readings_only(first: int, last: int, known: bool) -> None:
+    """The counter is read every 10 s, and where the energy went in between is told by nothing."""
+    rows = [row(t, energy_j=100.0 * t) for t in range(0, 121, 10)]
+    told = numbers(metrics(*rows, *(row(t + 0.5) for t in range(120))), first, last)["energy_j"]
+    assert told == (pytest.approx(100.0 * (last - first)) if known else None)
+
+
 def test_energy_of_a_stage_that_was_hardly_watched_is_not_known() -> None:
     rows = [row(t, power_w=200.0) for t in tenths(0, 5)]
     assert numbers(metrics(*rows), 0, 10)["energy_j"] is None

@@ -77,6 +77,34 @@ def test_a_table_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.
     assert (run / "report.html").exists()
 
 
+def test_a_table_that_a_spreadsheet_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", LATENCIES)
+    table = tmp_path / "experiments.csv"
+    table.write_bytes("\ufeffrun_id,run_dir,note\nother,other,é\n".encode())
+    main(["report", str(run)])
+    assert [(row["run_id"], row["note"]) for row in experiments(tmp_path)] == [("other", "é"), ("run", "")]
+    table.write_text("run_id;run_dir\nother;x\n", encoding="utf-8")
+    main(["report", str(run)])
+    assert "its cells are parted by semicolons" in capsys.readouterr().err
+    assert table.read_text(encoding="utf-8") == "run_id;run_dir\nother;x\n"
+
+
+@pytest.mark.filterwarnings("error")
+def test_text_that_is_no_unicode_ends_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\ud800\u202eb\x1b"
+    server = {"model": hostile, "max_model_len": 4096, "is_vllm": True, "version": hostile}
+    run = write_run(tmp_path / "run", LATENCIES, run_name=hostile, tags={"k": hostile}, server=server)
+    assert main(["report", str(run), "--export", "csv", "--export", "openmetrics"]) in (0, 4)
+    assert capsys.readouterr().err == ""
+    for name in ("report.html", "report.txt"):
+        page = (run / name).read_text(encoding="utf-8")
+        assert "a  b" in page
+        assert not set(page) & set("\u202e\x1b")
+    (row,) = experiments(tmp_path)
+    assert row["run_name"].startswith("a\ufffd")
+    assert 'model="a?' in (run / "openmetrics.txt").read_text(encoding="utf-8")
+
+
 def test_csv_jsonl_and_openmetrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", LATENCIES, failed=[3])
     main(["report", str(run), "--export", "csv", "--export", "jsonl", "--export", "openmetrics"])
@@ -85,6 +113,10 @@ def test_csv_jsonl_and_openmetrics(tmp_path: Path, capsys: pytest.CaptureFixture
     with (run / "stages.csv").open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["stage_name"], row["requests"], row["failed"]) == ("window", "50", "1")
+    # 49 requests, each with 2 gaps.
+    few = [f"{metric}_{p}_s" for metric in ("ttft", "tpot", "itl", "chunk_gap", "e2e") for p in ("p90", "p99")]
+    assert row["few_samples"].split(" ") == few
+    assert experiments(tmp_path)[0]["few_samples"].split(" ") == few
     assert float(row["ttft_p50_s"]) == stage["ttft_s"]["p50"]
     lines = [json.loads(line) for line in (run / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["ttft_ns"] for line in lines] == [
@@ -98,6 +130,19 @@ def test_csv_jsonl_and_openmetrics(tmp_path: Path, capsys: pytest.CaptureFixture
     assert p99 == stage["ttft_s"]["p99"]
     assert {one.labels["run_id"] for one in samples} == {"run"}
     assert not any("ttft_from_schedule" in one.name for one in samples)
+    flagged = [one for one in samples if one.name == "vllm_locust_run_few_samples"]
+    assert [f"{one.labels['metric']}_{one.labels['statistic']}_s" for one in flagged] == few
+    assert {one.value for one in flagged} == {1}
+    assert {one.labels["model"] for one in samples} == {"m"}
+
+
+def test_a_model_that_is_not_known_is_no_label(tmp_path: Path) -> None:
+    server = {"model": None, "max_model_len": None, "is_vllm": False, "version": None}
+    run = write_run(tmp_path / "run", LATENCIES, server=server)
+    main(["report", str(run), "--export", "openmetrics"])
+    text = (run / "openmetrics.txt").read_text(encoding="utf-8")
+    assert 'model=""' in text
+    assert "None" not in text
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow"])

@@ -36,7 +36,7 @@ class SizedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One size: the mean over its runs."""
+    """One size: the mean over its runs; of a percentile the lowest and the highest, since a mean of them is none."""
 
     size: int
     runs: Sequence[SizedRun]
@@ -46,7 +46,7 @@ class Point:
     remarks: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        figures = ("tpot_p50_s", "gpu_utilization", "sm_activity", "nvlink_bytes_per_s", "pcie_bytes_per_s")
+        figures = ("gpu_utilization", "sm_activity", "nvlink_bytes_per_s", "pcie_bytes_per_s")
         return {
             "size": self.size,
             "runs": [{"run": run.label, "stage": run.stage} for run in self.runs],
@@ -54,6 +54,7 @@ class Point:
             "output_tokens_per_s_each": self.output_tokens_per_s / self.size,
             "speed_up": self.speed_up,
             "efficiency": self.efficiency,
+            "tpot_p50_s": _range([run.tpot_p50_s for run in self.runs]),
             **{name: _mean([getattr(run, name) for run in self.runs]) for name in figures},
             "remarks": list(self.remarks),
         }
@@ -62,6 +63,11 @@ class Point:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _range(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return [min(known), max(known)] if known else None
 
 
 def scaling_curve(runs: Sequence[SizedRun], tag: str) -> list[Point]:

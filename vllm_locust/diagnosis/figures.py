@@ -46,7 +46,6 @@ class GpuFigures:
     tensor_activity: float | None = None
     dram_activity: float | None = None
     memory_bandwidth_utilization: float | None = None
-    memory_used_bytes: float | None = None
     throttled: Mapping[str, float] | None = None
     """By reason, the share of the time in which it held the clocks down."""
 

@@ -67,12 +67,27 @@ def figures(stage: Json) -> Figures:
     return found
 
 
+def few_samples(stage: Json) -> list[tuple[str, str]]:
+    """Metric and statistic of the percentiles that too few samples lie beyond: the report marks them with ``?``."""
+    return [
+        (metric, name)
+        for metric in DISTRIBUTIONS
+        for name in STATISTICS
+        if name in stage[f"{metric}_s"]["few_samples"] and stage[f"{metric}_s"][name] is not None
+    ]
+
+
+def few_samples_text(stage: Json) -> str | None:
+    return " ".join(f"{metric}_{name}_s" for metric, name in few_samples(stage)) or None
+
+
 def experiment(run: Json, summary: Json) -> dict[str, Any]:
     """The line of ``experiments.csv``: the figures are of the whole window; the capacity where it was searched for."""
     capacity = summary["capacity"]
     return {
         **settings(run, summary),
         **figures(summary["totals"]),
+        "few_samples": few_samples_text(summary["totals"]),
         "capacity": None if capacity is None else capacity["load"],
         "capacity_unit": None if capacity is None else capacity["unit"],
     }

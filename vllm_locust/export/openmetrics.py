@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from vllm_locust.comparison.quantity import DISTRIBUTIONS, SCALARS
-from vllm_locust.export.headline import STATISTICS
+from vllm_locust.export.headline import STATISTICS, few_samples
 from vllm_locust.metrics import CATALOGUE
 
 _generate: Any = generate_latest  # untyped there
@@ -20,7 +20,8 @@ _LABELS: Final = ("run_id", "model", "stage")
 
 class _Final(Collector):
     def __init__(self, run: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        self._of = run["run_id"], str(run["server"]["model"])
+        # To Prometheus an empty label is one that is not there.
+        self._of = run["run_id"], (run["server"]["model"] or "").encode(errors="replace").decode()
         self._stages = summary["stages"]
         self._valid = float(summary["verdict"]["status"] != "invalid")
 
@@ -37,6 +38,15 @@ class _Final(Collector):
                     if (value := stage[f"{metric}_s"][name]) is not None:
                         family.add_metric((*self._of, stage["name"], name), value)
             yield family
+        few = GaugeMetricFamily(
+            f"{PREFIX}few_samples",
+            "1 for a percentile that too few samples lie beyond: its tail is uncertain by more than a third",
+            labels=(*_LABELS, "metric", "statistic"),
+        )
+        for stage in self._stages:
+            for metric, name in few_samples(stage):
+                few.add_metric((*self._of, stage["name"], metric, name), 1.0)
+        yield few
         for name in SCALARS:
             family = GaugeMetricFamily(f"{PREFIX}{name}", CATALOGUE[name].formula, labels=_LABELS)
             for stage in self._stages:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pyarrow.parquet as pq
 
-from vllm_locust.export.headline import figures, settings
+from vllm_locust.export.headline import few_samples_text, figures, settings
 from vllm_locust.export.spreadsheet import table
 
 _ROWS = 1024
@@ -26,6 +26,7 @@ def stages_csv(run: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
             "stage_users": stage["users"],
             "length_s": stage["length_s"],
             **figures(stage),
+            "few_samples": few_samples_text(stage),
         }
         for stage in summary["stages"]
     ]

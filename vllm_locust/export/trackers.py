@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_locust.errors import RunFailed, UsageError
-from vllm_locust.export.headline import figures, settings
+from vllm_locust.export.headline import few_samples_text, figures, settings
 
 Json = Mapping[str, Any]
 PROJECT: Final = "vllm-locust"
@@ -46,7 +46,11 @@ def to_wandb(run: Json, summary: Json, run_dir: Path) -> str:
         ) as tracked:
             for step, stage in enumerate(_stage_figures(summary)):
                 tracked.log(stage, step=step)
-            tracked.summary.update(figures(summary["totals"]) | {"verdict": summary["verdict"]["status"]})
+            tracked.summary.update(
+                figures(summary["totals"])
+                | {"verdict": summary["verdict"]["status"]}
+                | {"few_samples": few_samples_text(summary["totals"])}
+            )
             return f"wandb: run {tracked.id}, mode {tracked.settings.mode}"
     except tracker.errors.Error as error:
         raise RunFailed(f"--export wandb: {error}; log in, or set WANDB_MODE=offline and sync later") from error
@@ -67,7 +71,8 @@ def to_mlflow(run: Json, summary: Json, artifacts: Sequence[Path]) -> str:
         with tracker.start_run(
             run_name=run["run_name"] or run["run_id"],
             tags={f"tag.{key}": value for key, value in run["tags"].items()}
-            | {"vllm_locust.run_id": run["run_id"], "verdict": summary["verdict"]["status"]},
+            | {"vllm_locust.run_id": run["run_id"], "verdict": summary["verdict"]["status"]}
+            | {"few_samples": few_samples_text(summary["totals"]) or "none"},
         ) as tracked:
             tracker.log_params({name: value for name, value in settings(run, summary).items() if value is not None})
             for step, stage in enumerate(_stage_figures(summary)):

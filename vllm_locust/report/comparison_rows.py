@@ -94,11 +94,17 @@ def scaling_cells(point: Json) -> tuple[str, ...]:
         figures.rate(point["output_tokens_per_s_each"]),
         f"{point['speed_up']:.2f}×",
         f"{point['efficiency'] * 100:.0f} %",
-        figures.time(point["tpot_p50_s"]),
+        _between(point["tpot_p50_s"]),
         figures.share(point["gpu_utilization"]),
         figures.share(point["sm_activity"]),
         *traffic,
     )
+
+
+def _between(bounds_s: Sequence[float] | None) -> str:
+    if bounds_s is None:
+        return figures.UNKNOWN
+    return " … ".join(dict.fromkeys(figures.time(bound) for bound in bounds_s))
 
 
 def scaling_remarks(scaling: Json) -> Iterator[str]:

@@ -6,6 +6,7 @@ On an H200 the two agree within 0.3 %, idle and under any load.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,9 @@ def energy_j(series: GpuSeries, span: tuple[int, int]) -> float | None:
     if len(counts) < 2:
         return _by_power(series, start_ns, end_ns)
     first_ns, last_ns = max(start_ns, int(times[0])), min(end_ns, int(times[-1]))
+    guessed_ns = _guessed_ns(series, times, (first_ns, last_ns))
+    if guessed_ns > (1 - _COVERED) * (end_ns - start_ns):
+        return _by_power(series, start_ns, end_ns)
     counted_j = _count_at(series, times, counts, last_ns) - _count_at(series, times, counts, first_ns)
     outside = [(a, b) for a, b in ((start_ns, first_ns), (last_ns, end_ns)) if a < b]
     beside_j = [_by_power(series, a, b) for a, b in outside]
@@ -35,7 +39,9 @@ def energy_j(series: GpuSeries, span: tuple[int, int]) -> float | None:
     if len(known_j) == len(beside_j):
         return counted_j + sum(known_j)
     covered_ns = last_ns - first_ns
-    return counted_j * (end_ns - start_ns) / covered_ns if covered_ns >= _COVERED * (end_ns - start_ns) else None
+    if covered_ns - guessed_ns < _COVERED * (end_ns - start_ns):
+        return None
+    return counted_j * (end_ns - start_ns) / covered_ns
 
 
 def _readings(series: GpuSeries, span: tuple[int, int]) -> tuple[Ints, Floats]:
@@ -60,6 +66,20 @@ def _is_better_without(series: GpuSeries, outside_ns: int, edge_ns: int, inside_
     if beyond[0] < edge_ns < beyond[1]:
         return _by_power(series, *beyond) is None and _by_power(series, *up_to_edge) is not None
     return False
+
+
+def _guessed_ns(series: GpuSeries, times: Ints, inside: tuple[int, int]) -> int:
+    """How much of the time lies between an end of it and the counter's next reading within, where no power says how
+    the counter rose; all of it where there is no reading within.
+    """
+    parts = [
+        (max(before, inside[0]), min(after, inside[1]), before, after) for before, after in pairwise(times.tolist())
+    ]
+    return sum(
+        last - first
+        for first, last, before, after in parts
+        if first < last and (first, last) != (before, after) and not _by_power(series, before, after)
+    )
 
 
 def _count_at(series: GpuSeries, times: Ints, counts: Floats, at_ns: int) -> float:

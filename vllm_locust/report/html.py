@@ -126,7 +126,8 @@ def _described(run: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     first = ("config", "server", "workload", "versions", "hosts")
     for key in (*first, *(key for key in run if key not in (*first, "command"))):
         if run.get(key):
-            text = json.dumps(run[key], indent=2, ensure_ascii=False, allow_nan=False)
+            written = json.dumps(run[key], indent=2, ensure_ascii=False, allow_nan=False)
+            text = "\n".join(printable(line) for line in written.split("\n"))
             yield key, text[:_LONGEST_PART], len(text) > _LONGEST_PART
 
 

@@ -11,9 +11,8 @@ from vllm_locust.arrival import audit
 from vllm_locust.phases import belonging_time
 from vllm_locust.report.columns import Columns, Floats, Ints, RequestColumns, Source, first_known, read_batches
 from vllm_locust.report.run_facts import Interval, Stage
+from vllm_locust.report.stage_samples import REFUSED
 from vllm_locust.steady_state import UNKNOWN, Hold, Occupancy, SteadyState, assess
-
-_REFUSED = (429, 503)
 
 
 class RequestTimes:
@@ -37,7 +36,7 @@ class RequestTimes:
             "sent": sent,
             "over": sent + columns.ended_ns,
             "was_sent": columns.sent,
-            "refused": np.isin(http_status, _REFUSED) & ~columns.ok,
+            "refused": np.isin(http_status, REFUSED) & ~columns.ok,
             "latency_ns": np.where(columns.ok, latency_ns, np.nan),
         }
         for name, part in parts.items():

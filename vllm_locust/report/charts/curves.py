@@ -17,8 +17,8 @@ from vllm_locust.statistics import nearest_rank, percentile
 DRAWN: Final = ("ttft", "ttft_from_schedule", "tpot", "itl", "chunk_gap", "e2e")
 PER_DECADE: Final = 10
 _DECADES: Final = 7
-MAX_STAGES: Final = 40
-"""With curves of their own: more cannot be told apart."""
+MAX_DRAWN: Final = 40
+"""Stages with curves of their own: more cannot be told apart."""
 
 Json = Mapping[str, Any]
 
@@ -28,8 +28,10 @@ def percentile_curves(stages: Sequence[Json], samples: Mapping[int, StageSamples
     sample of all.
     """
     shares = [Fraction(10 ** (-k / PER_DECADE)).limit_denominator(10**9) for k in range(_DECADES * PER_DECADE + 1)]
-    shown = [stage for stage in stages if any(stage[f"{name}_s"]["n"] for name in DRAWN)][:MAX_STAGES]
+    measured = [stage for stage in stages if any(stage[f"{name}_s"]["n"] for name in DRAWN)]
+    shown = measured[:MAX_DRAWN]
     return {
+        "left_out": len(measured) - len(shown),
         "beyond": [short(float(share)) for share in shares],
         "stages": [
             {
@@ -65,6 +67,7 @@ def load_curve(summary: Json) -> dict[str, Any] | None:
     are fewer than two.
     """
     left_out, held = _judged(summary["capacity"])
+    held = _of_slos(summary["slo"]["stages"]) | held
     points = _earlier(summary["capacity"]) + [
         {
             "name": stage["name"],
@@ -116,6 +119,14 @@ def _judged(capacity: Json | None) -> tuple[set[int], dict[int, bool | None]]:
     """Of the probes of this run's stages: those that do not count, and which met the SLOs."""
     probes = () if capacity is None else [probe for probe in capacity["probes"] if probe["stage"] is not None]
     return {one["stage"] for one in probes if one["left_out"]}, {one["stage"]: one["held"] for one in probes}
+
+
+def _of_slos(judged: Sequence[Json]) -> dict[int, bool | None]:
+    """Whether a stage met all SLOs that it was judged by; None where that is not known of one, and none was missed."""
+    met: dict[int, list[bool | None]] = {}
+    for one in judged:
+        met.setdefault(one["stage"], []).append(one["met"])
+    return {stage: False if False in all_met else None if None in all_met else True for stage, all_met in met.items()}
 
 
 def _knee(capacity: Json | None, points: Sequence[Json]) -> dict[str, Any] | None:

@@ -32,7 +32,8 @@ def record_experiment(run_dir: RunDirectory, run: Mapping[str, Any], summary: Ma
     try:
         for leftover in directory.glob(f".{NAME}.*.tmp"):  # of a merge that was killed
             leftover.unlink()
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        # A spreadsheet saves it with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         write_text(path, with_row(text, row, ("run_id", "run_dir")))
     except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
         raise StoreError(
