@@ -40,9 +40,13 @@ class SimServer:
         return [json.loads(line) for line in self.truth_log.read_text(encoding="utf-8").splitlines()]
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(timeout=20)
+        _stop(self.process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        process.wait(timeout=20)
 
 
 @contextmanager
@@ -59,13 +63,12 @@ def simserver(directory: Path, *flags: str, on: Sequence[str] = (), **environmen
         cwd=directory,
     )
     assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("READY "), line
-    server = SimServer(line.split()[1].removesuffix("/v1"), truth_log, process)
     try:
-        yield server
+        line = process.stdout.readline()
+        assert line.startswith("READY "), line
+        yield SimServer(line.split()[1].removesuffix("/v1"), truth_log, process)
     finally:
-        server.stop()
+        _stop(process)
         process.stdout.close()
 
 
