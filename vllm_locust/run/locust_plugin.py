@@ -286,9 +286,9 @@ class _MasterProcess:
         if controller is None:
             return
         controller.finish(reason)
+        self._environment.process_exit_code = controller.exit_code
         if self._console is not None:
             self._console.ended()
-        self._environment.process_exit_code = controller.exit_code
         if self._controller is controller:
             self._controller = None
 

@@ -180,10 +180,16 @@ class LiveRun:
         if course is None or self._greenlet is None:
             return
         self._greenlet.kill()
-        course.look(last=True)
-        course.close()
-        self._told, self._greenlet = None, None
-        self.finished = FinishedRun.read(course.controller.run_dir, course.controller.exit_code)
+        try:
+            try:
+                course.look(last=True)
+            finally:
+                course.close()
+                self._told, self._greenlet = None, None
+                self.finished = FinishedRun.read(course.controller.run_dir, course.controller.exit_code)
+        except Exception:
+            # The run is over, and its files are written: whoever waits for its end must not wait on.
+            logger.exception("The live view of the run could not be brought to its end")
 
     def _watch(self, course: _Course) -> None:
         due_ns = clock.monotonic_ns()
