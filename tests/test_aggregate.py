@@ -44,6 +44,10 @@ def of(requests: list[Request]) -> RunAggregate:
     return aggregate
 
 
+def union(*parts: RunAggregate) -> RunAggregate:
+    return RunAggregate.union(parts)
+
+
 EXAMPLE = Request(
     ttft_ns=100,
     e2e_ns=160,
@@ -96,6 +100,8 @@ def test_shares_of_a_core_are_those_of_the_time_between_two_looks() -> None:
     assert (last.used_share(first), last.waited_share(first)) == (0.5, 0.25)
     assert CoreTime(3_000, 1_600, None).waited_share(first) is None
     assert last.waited_share(CoreTime(1_000, 600, None)) is None
+    assert (last.used_share(last), last.waited_share(last)) == (None, None), "no time, no share"
+    assert (first.used_share(last), first.waited_share(last)) == (None, None), "a worker that began anew"
 
 
 def test_a_chunk_without_tokens_passes_its_gap_on() -> None:
@@ -150,8 +156,8 @@ def requests(draw: st.DrawFn) -> list[Request]:
 @given(requests(), requests())
 @settings(max_examples=40, deadline=None)
 def test_merging_is_algebra(a: list[Request], b: list[Request]) -> None:
-    assert of(a).merge(RunAggregate()) == of(a) == RunAggregate().merge(of(a))
-    assert of(a).merge(of(b)) == of(b).merge(of(a)) == of(a + b)
+    assert union(of(a), RunAggregate()) == of(a) == union(RunAggregate(), of(a))
+    assert union(of(a), of(b)) == union(of(b), of(a)) == of(a + b)
 
 
 @given(requests(), st.integers(0, 1 << 53))
@@ -237,6 +243,9 @@ def test_what_has_come_since_is_what_was_observed_since(before: list[Request], a
 def test_what_knew_more_is_no_former_state() -> None:
     with pytest.raises(ValueError, match="former state"):
         of([EXAMPLE]).since(of([EXAMPLE] * 2))
+    failed = RunAggregate(finished={Outcome.HTTP_ERROR: 1})
+    with pytest.raises(ValueError, match="former state"):
+        RunAggregate(finished={Outcome.TRUNCATED: 1}).since(failed)
 
 
 def message(**changes: Any) -> dict[str, Any]:

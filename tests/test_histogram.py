@@ -19,18 +19,22 @@ def of(values: list[int]) -> LogHistogram:
     return histogram
 
 
+def union(*parts: LogHistogram) -> LogHistogram:
+    return LogHistogram.union(parts)
+
+
 @given(durations)
 @settings(max_examples=60, deadline=None)
 def test_the_empty_one_is_the_identity(values: list[int]) -> None:
-    assert of(values).merge(LogHistogram()) == of(values)
-    assert LogHistogram().merge(of(values)) == of(values)
+    assert union(of(values), LogHistogram()) == of(values)
+    assert union(LogHistogram(), of(values)) == of(values)
 
 
 @given(durations, durations, durations)
 @settings(max_examples=40, deadline=None)
 def test_order_and_grouping_do_not_matter(a: list[int], b: list[int], c: list[int]) -> None:
-    assert of(a).merge(of(b)) == of(b).merge(of(a)) == of(a + b)
-    assert of(a).merge(of(b)).merge(of(c)) == of(a).merge(of(b).merge(of(c)))
+    assert union(of(a), of(b)) == union(of(b), of(a)) == of(a + b)
+    assert union(union(of(a), of(b)), of(c)) == union(of(a), union(of(b), of(c)))
 
 
 @given(durations, durations)
@@ -174,5 +178,5 @@ def test_what_is_read_from_bytes_is_the_same_before_and_after_it_grows() -> None
     for grown in (read, recorded):
         grown.record(7, weight=5)
     assert read == recorded == of([0, -3, *[7] * 7, 1_000_000, 12_345_678_901])
-    assert LogHistogram.union([read, LogHistogram(), recorded]) == read.merge(recorded)
+    assert union(read, LogHistogram(), recorded) == union(read, recorded)
     assert LogHistogram.union([]) == LogHistogram()

@@ -170,9 +170,6 @@ class RunAggregate:
         if value_ns is not None:
             self.histograms[name].record(value_ns)
 
-    def merge(self, other: RunAggregate) -> RunAggregate:
-        return RunAggregate.union((self, other))
-
     @classmethod
     def union(cls, parts: Sequence[RunAggregate]) -> Self:
         """All that the parts have seen, in a new one; nothing where there are none."""
@@ -193,7 +190,11 @@ class RunAggregate:
         """
         part = RunAggregate(
             histograms={name: self.histograms[name].since(earlier.histograms[name]) for name in HISTOGRAMS},
-            finished={outcome: count - earlier.finished.get(outcome, 0) for outcome, count in self.finished.items()},
+            finished={
+                outcome: self.finished.get(outcome, 0) - earlier.finished.get(outcome, 0)
+                for outcome in Outcome
+                if outcome in self.finished or outcome in earlier.finished
+            },
         )
         for name in COUNTERS:
             setattr(part, name, getattr(self, name) - (0 if name in GAUGES else getattr(earlier, name)))

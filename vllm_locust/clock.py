@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 monotonic_ns = time.monotonic_ns
 sleep = time.sleep
-thread_cpu_ns = time.thread_time_ns
 process_cpu_ns = time.process_time_ns
 
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}

@@ -25,12 +25,14 @@ class CoreTime:
         given = JsonFields.of(message, path)
         return cls(given.count("at_ns"), given.count("used_ns"), given.count_or_none("waited_ns"))
 
-    def used_share(self, since: CoreTime) -> float:
-        """Of one core, from ``since`` until now."""
+    def used_share(self, since: CoreTime) -> float | None:
+        """Of one core, from ``since`` until now; None where there is no time between them."""
+        if self.at_ns <= since.at_ns:
+            return None
         return (self.used_ns - since.used_ns) / (self.at_ns - since.at_ns)
 
     def waited_share(self, since: CoreTime) -> float | None:
-        """Of the time, ready to run and without a core."""
-        if self.waited_ns is None or since.waited_ns is None:
+        """Of the time, ready to run and without a core; None as for ``used_share``, and where nobody tells it."""
+        if self.waited_ns is None or since.waited_ns is None or self.at_ns <= since.at_ns:
             return None
         return (self.waited_ns - since.waited_ns) / (self.at_ns - since.at_ns)

@@ -177,12 +177,6 @@ class LogHistogram:
         within = round(float(counts[here:beyond].sum()) * (bucket + 1 - place))
         return int(counts[beyond:].sum()) + self.too_large + within
 
-    def copy(self) -> LogHistogram:
-        return self.merge(LogHistogram())
-
-    def merge(self, other: LogHistogram) -> LogHistogram:
-        return LogHistogram.union((self, other))
-
     @classmethod
     def union(cls, parts: Iterable[LogHistogram]) -> LogHistogram:
         """All that the parts hold, in a new one; nothing where there are none."""

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,54 @@ def test_the_exit_code_is_the_runs_whoever_reads_its_output(tmp_path: Path, shel
     assert run.exit_code == run.summary["exit_code"] != 0, run.output
     assert says in run.output
     assert "Traceback" not in run.output
+
+
+def test_users_without_a_connection_pause(tmp_path: Path) -> None:
+    load = ("-u", "4", "-r", "4", "-t", "5s", "--warmup-requests", "4", "--max-tokens", "5")
+    with simserver(tmp_path, *FAST) as server:
+        process = start_locust(tmp_path, server.url, "--headless", "--only-summary", "--run-dir", "run", *load)
+        wait_for_text(server.truth_log, 20)
+        server.process.kill()
+        run = end_of(process, tmp_path)
+    refused = [row for row in run.requests() if row["outcome"] == "connect_error"]
+    assert len(refused) >= 4, run.output
+    (stage,) = run.summary["stages"]
+    in_window = sum(row["phase"] == "window" for row in refused)
+    assert stage["requests"]["failed_by_outcome"]["connect_error"] == in_window
+    for user in range(4):
+        sent_ns = sorted(row["sent_unix_ns"] for row in refused if row["user_id"] == user)
+        assert sent_ns, "it goes on"
+        assert all(after - before >= 990_000_000 for before, after in pairwise(sent_ns))
+
+
+BLIND = """
+from locust import task
+from vllm_locust import ChatUser
+from vllm_locust.run.web import live_run
+
+look = live_run._Course.look
+
+def look_badly(self, *, last=False):
+    if last:
+        raise RuntimeError("blind")
+    look(self)
+
+live_run._Course.look = look_badly
+
+class Chat(ChatUser):
+    @task
+    def ask_next(self):
+        self.ask(self.next_prompt())
+"""
+
+
+def test_a_live_view_that_fails_at_the_end_leaves_the_run_its_exit_code(tmp_path: Path) -> None:
+    locustfile = tmp_path / "blind.py"
+    locustfile.write_text(BLIND)
+    own = ("--autostart", "--autoquit", "0", "--web-host", "127.0.0.1", "--web-port", str(free_port()))
+    load = (*own, "--run-dir", "run", "-u", "2", "-r", "2", "-t", "1s", "--warmup-requests", "2", "--max-tokens", "5")
+    with simserver(tmp_path, *FAST) as server:
+        process = start_locust(tmp_path, server.url, *load, "--slo", "p50(e2e)<=1ms", locustfile=str(locustfile))
+        run = end_of(process, tmp_path, 60)
+    assert "RuntimeError: blind" in run.output
+    assert run.exit_code == run.summary["exit_code"] != 0, run.output

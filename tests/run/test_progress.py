@@ -120,6 +120,16 @@ def test_a_worker_that_left_gives_no_negative_rate(pipe: Screen) -> None:
     assert (later["achieved_rps"], later["recent_s"]) == (10, 1)
 
 
+def test_failures_that_a_worker_took_along_give_no_negative_rate(pipe: Screen) -> None:
+    """No answer was ok, so its histograms say nothing."""
+    progress = Progress("json")
+    for second, aggregate in enumerate((known(20, 0, 15), known(12, 0, 9), known(15, 0, 12))):
+        progress.show(second * SECOND, "window", None, lambda now=aggregate: now)  # type: ignore[misc]
+    _, after, later = objects(pipe)
+    assert (after["achieved_rps"], after["requests_per_s"], after["output_tokens_per_s"]) == (None, None, None)
+    assert (later["achieved_rps"], later["requests_per_s"]) == (3, 3)
+
+
 def test_a_terminal_has_one_line_that_is_drawn_anew(terminal: Screen) -> None:
     progress = Progress("auto")
     for second in range(3):

@@ -10,7 +10,8 @@ import pytest
 from tests.store.servers import Server, wait_until
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
-from vllm_locust.store.redis_store import RunStore
+from vllm_locust.store.redis_probe import round_trip
+from vllm_locust.store.redis_store import KEY_PREFIX, RunStore
 from vllm_locust.store.redis_url import redis_options
 from vllm_locust.store.schema import BatchKind
 
@@ -202,3 +203,18 @@ def test_only_one_module_imports_the_client() -> None:
     package = Path(__file__).parents[2] / "vllm_locust"
     found = subprocess.run(["grep", "-rlE", r"^\s*(import|from) redis", package], capture_output=True, text=True)
     assert found.stdout.split() == [str(package / "store" / "redis_store.py")]
+
+
+@pytest.mark.parametrize("step", ["publish_control", "read_batches"])
+def test_a_trial_that_fails_half_way_leaves_nothing_for_long(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise StoreError("half-way")
+
+    server = Server()
+    try:
+        monkeypatch.setattr(RunStore, step, refused)
+        with pytest.raises(StoreError, match="half-way"):
+            round_trip(redis_options(server.url))
+        wait_until(lambda: not server.command("KEYS", f"{KEY_PREFIX}doctor-*"), 5)
+    finally:
+        server.close()

@@ -137,7 +137,7 @@ class Receiver:
         # The kernel switches stamping on with the first socket that wants it, a moment later: keep one open from the
         # start.
         self._stamping = raw_socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.kernel_stamps = enable_stamps(self._stamping)
+        enable_stamps(self._stamping)
         loop = gevent.get_hub().loop
         self._readable = loop.io(self._epoll.fileno(), 1)
         self._readable.start(self._on_readable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import gevent
 from gevent.event import Event
@@ -21,6 +21,10 @@ from vllm_locust.workload.prompt import Prompt, Session
 
 class RequestFailed(Exception):
     """What Locust's own failure table shows for a request that was not ``ok``."""
+
+
+PAUSE_S: Final = 1.0
+"""Of a closed-loop user whose request got no connection: there is no answer whose time would pace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,8 @@ class ChatUser(User):
             exception=failure,
             context={},
         )
+        if load.dispatcher is None and record.outcome in (Outcome.CONNECT_ERROR, Outcome.CLIENT_ERROR):
+            load.draining.wait(PAUSE_S)
         return ChatAnswer(
             text=completion.text,
             reasoning=completion.reasoning,

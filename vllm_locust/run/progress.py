@@ -88,12 +88,11 @@ class Progress:
             self._recent.popleft()
         before_ns, before = self._recent[0] if self._recent else (now_ns, now)
         try:
-            gained = {name: now.histograms[name].since(before.histograms[name]) for name in ("ttft", "tpot")}
-            seconds = (now_ns - before_ns) / 1e9
+            gained, seconds = now.since(before), (now_ns - before_ns) / 1e9
         except ValueError:
             # A worker began anew, or has left: what is known now does not hold what was known before.
             self._recent.clear()
-            gained, seconds = {name: LogHistogram() for name in ("ttft", "tpot")}, 0.0
+            gained, seconds = RunAggregate(), 0.0
         self._recent.append((now_ns, now))
         done = _finished(now)
 
@@ -109,12 +108,12 @@ class Progress:
             "failed": done - now.finished.get(Outcome.OK, 0),
             "output_tokens": now.output_tokens,
             "recent_s": round(seconds, 3),
-            "achieved_rps": rate(now.sent - before.sent),
-            "requests_per_s": rate(done - _finished(before)),
-            "output_tokens_per_s": rate(now.output_tokens - before.output_tokens),
-            "ttft_p50_s": _quantile(gained["ttft"], Fraction(1, 2)),
-            "ttft_p99_s": _quantile(gained["ttft"], Fraction(99, 100)),
-            "tpot_p50_s": _quantile(gained["tpot"], Fraction(1, 2)),
+            "achieved_rps": rate(gained.sent),
+            "requests_per_s": rate(_finished(gained)),
+            "output_tokens_per_s": rate(gained.output_tokens),
+            "ttft_p50_s": _quantile(gained.histograms["ttft"], Fraction(1, 2)),
+            "ttft_p99_s": _quantile(gained.histograms["ttft"], Fraction(99, 100)),
+            "tpot_p50_s": _quantile(gained.histograms["tpot"], Fraction(1, 2)),
         }
 
 

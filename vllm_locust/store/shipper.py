@@ -95,6 +95,7 @@ class Shipper:
         self._probe_at_ns = 0
         self._probe_ns = config.probe_after_ns
         self._trouble_told = self._spool_refused = False
+        self._trouble_seq = self._lost_before = 0
         self.last_error: str | None = None
         self.lost_rows = 0
         # The first use of the encoder loads code for some 50 ms: better now than between two tokens.
@@ -192,16 +193,24 @@ class Shipper:
             try:
                 self._exchange(now_ns)
                 self._retry_ns, self.last_error = _RETRY_FIRST_NS, None
-                if self._trouble_told and not self._outbox.spooled:
-                    logger.warning("What Redis did not take is on the recorder's disk now")
-                    self._trouble_told = False
+                self._tell_of_recovery()
             except StoreError as exc:
                 self._try_later(str(exc))
         if self.last_error is not None or self._outbox.memory_bytes > self._config.memory_bytes:
             self._spill()
 
+    def _tell_of_recovery(self) -> None:
+        if not self._trouble_told or self._outbox.spooled or self._outbox.durable_seq < self._trouble_seq:
+            return
+        lost = self.lost_rows - self._lost_before
+        but = f", but for {lost} rows, which are lost" if lost else ""
+        logger.warning("What Redis did not take is on the recorder's disk now%s", but)
+        self._trouble_told = False
+
     def _try_later(self, error: str) -> None:
+        self._trouble_seq = self._outbox.last_seq
         if not self._trouble_told:
+            self._lost_before = self.lost_rows
             logger.warning("%s; records are kept in %s until it can", error.rstrip("."), self._spool.path.parent)
             self._trouble_told = True
         self.last_error = error

@@ -4,7 +4,7 @@ nothing of the server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from vllm_locust.aggregate import RunAggregate, Snapshots
@@ -52,12 +52,15 @@ class GeneratorWatch:
         return None
 
     def _used(self) -> float:
-        return max((last.used_share(first) for first, last in self._spans()), default=0.0)
+        return _most(last.used_share(first) for first, last in self._spans())
 
     def _waited(self) -> float:
-        shares = (last.waited_share(first) for first, last in self._spans())
-        return max((share for share in shares if share is not None), default=0.0)
+        return _most(last.waited_share(first) for first, last in self._spans())
 
     def _spans(self) -> list[tuple[CoreTime, CoreTime]]:
         pairs = [(self._first[worker_id], last) for worker_id, last in self._last.items()]
         return [(first, last) for first, last in pairs if last.at_ns - first.at_ns >= MIN_TIME_NS]
+
+
+def _most(shares: Iterable[float | None]) -> float:
+    return max((share for share in shares if share is not None), default=0.0)
