@@ -285,6 +285,9 @@ class WorkerSide:
         if self._store is not None:
             self._store.close()
             self._store = None
+        self._schedule = None
+        # A workload refers to itself: frozen, it would never be freed.
+        gc.unfreeze()
 
 
 def _in_thread_pool(call: Callable[[], None]) -> None:
