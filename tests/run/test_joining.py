@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.simulated import FAST, LocustRun, end_of, free_port, simserver, start_locust, wait_for_text
+from tests.run.simulated import (
+    CHAT,
+    FAST,
+    Distributed,
+    LocustRun,
+    end_of,
+    free_port,
+    simserver,
+    start_locust,
+    wait_for_text,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -196,3 +206,14 @@ def test_a_worker_that_gets_ready_when_the_run_is_over_is_told_so(tmp_path: Path
     assert "PREPARING" in run.worker_outputs[1]
     assert (described["expected"], described["missing"]) == (2, []), run.output
     assert seconds_to_end(run) < 25
+
+
+def test_the_only_worker_that_leaves_is_named_as_the_reason_of_the_end(tmp_path: Path) -> None:
+    with simserver(tmp_path, *FAST) as server:
+        cluster = Distributed(tmp_path, server.url, 1, *LOAD[4:], *TOKENS, "-t", "60s", locustfile=CHAT)
+        wait_for_text(server.truth_log, 60)
+        cluster.workers[0].send_signal(signal.SIGTERM)
+        run = cluster.end()
+    (worker_id,) = run.json("run.json")["workers"]["ids"]
+    assert run.json("run.json")["stopped_early"] == f"every worker has left the run before its end: {worker_id}"
+    assert "used up" not in run.output

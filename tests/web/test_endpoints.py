@@ -134,12 +134,15 @@ def test_a_run_is_told_of_alike_everywhere(site: Site) -> None:
     )
     over = site.await_state("ready")
     assert over["result"]["run_id"] == over["run"]["run_id"]
+    assert over["verdict"] == over["result"]["verdict"], "the final one, which knows more than the live one"
     assert_metrics_are_the_json(site.samples(), over)
     summary = json.loads((site.directory / "run" / "summary.json").read_text(encoding="utf-8"))
     assert over["totals"]["finished"] == summary["totals"]["all_phases"]["requests"] > 20
     assert over["result"]["totals"]["ttft_s"]["p99"] == summary["totals"]["ttft_s"]["p99"]
     assert over["result"]["slo"]["per_request"] == ["ttft<=1s"]
     tabs = json.loads(get(f"{site.web}/stats/requests"))["extended_stats"]
+    words = {row["figure"]: row["value"] for row in tabs[1]["data"]}
+    assert (words["Phase"], words["Verdict"]) == ("over", over["result"]["verdict"]["status"])
     rows = {row["metric"]: row for row in tabs[0]["data"]}
     assert int(rows["TTFT"]["n"].replace(",", "")) == over["latency"][0]["n"]
 

@@ -113,3 +113,31 @@ def test_of_a_run_that_goes_on_only_the_users_may_be_changed() -> None:
 def test_what_a_run_that_goes_on_keeps(name: str, value: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         change(**{name: value})
+
+
+def test_the_run_time_of_the_command_line_is_not_for_stages_and_can_be_unset() -> None:
+    made = form(run_time=6.0)
+    assert made.given_run_time_s == 6.0
+    for fields, meant in (
+        ({}, 6.0),
+        ({"run_time": [""]}, 6.0),
+        ({"run_time": ["none"]}, None),
+        ({"run_time": [""], "user_stages": ["3:1s"]}, None),
+        ({"run_time": ["9"], "user_stages": ["3:1s"]}, 9.0),  # said in the form, and refused by the check
+    ):
+        order = made.read(BASE | fields, run_time_s=made.given_run_time_s, host=None)
+        assert order.run_time_s == meant, fields
+
+
+def test_a_user_class_that_there_is_not_is_refused() -> None:
+    options = FLAG_DEFAULTS | {"num_users": None, "run_time": None}
+    environment = SimpleNamespace(
+        parsed_options=SimpleNamespace(**options),
+        available_user_classes={"Chat": Chat, "Other": int},
+        user_classes=[Chat],
+        web_ui=SimpleNamespace(userclass_picker_is_active=True),
+    )
+    made = StartForm(environment, options, frozenset(), float)
+    assert read(made, user_classes=["Chat"]).user_classes == [Chat]
+    with pytest.raises(UsageError, match="user class: 'Nope' is not one of Chat, Other"):
+        read(made, user_classes=["Chat", "Nope"])

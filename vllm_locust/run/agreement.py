@@ -12,7 +12,7 @@ from vllm_locust.run.flags import FLAG_DEFAULTS
 _OF_EACH_PROCESS: Final = frozenset(
     {
         *("api_key_file", "redis_url", "redis_password_file"),
-        *("progress", "ttl", "run_name", "tag", "metrics_url"),
+        *("progress", "web_names", "ttl", "run_name", "tag", "metrics_url"),
     }
 )
 """Ways to secrets and to Redis are each host's own; the others mean nothing to a worker."""

@@ -334,6 +334,8 @@ class RunController:
             self._finished.wait()
             return
         self._finishing = True
+        if reason is not None:
+            reason = self._workers.all_left or reason
         if self._conductor is not None and self._conductor is not gevent.getcurrent():
             self._conductor.kill(block=False)
         try:

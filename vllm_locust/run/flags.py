@@ -76,6 +76,7 @@ _VALUES: tuple[tuple[str, str | None, str], ...] = (
     ("--redis-url", None, "redis://, rediss:// or unix:// address of Redis or Valkey (default: an embedded Valkey)"),
     ("--redis-password-file", None, "file that holds the Redis password"),
     ("--ttl", "24h", "time after which the run's keys in Redis expire"),
+    ("--web-names", None, "host names, with commas, under which the web UI answers over plain HTTP without a login"),
     ("--progress", "auto", "auto, off or json: lines about the run while it goes on"),
     ("--run-dir", None, "directory for the results (default: runs/<run id>)"),
     ("--run-name", None, "name of the run, shown in its report"),

@@ -54,6 +54,13 @@ class RunWorkers:
         return self._left
 
     @property
+    def all_left(self) -> str | None:
+        """That they have all left before the run's end, in words; None where one has not."""
+        if not self._prepared_ns or not set(self._prepared_ns) <= set(self._left):
+            return None
+        return f"every worker has left the run before its end: {', '.join(self._left)}"
+
+    @property
     def away(self) -> list[str]:
         """Those that were prepared and are not there now, or have ended their part."""
         here = set(self._messenger.worker_ids())

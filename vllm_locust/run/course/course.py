@@ -25,6 +25,8 @@ from vllm_locust.workload.workload import Workload
 
 _NEVER_NS = 1 << 62
 USED_UP = "every user has ended: the workload is used up"
+_LEAVING_NS = 5_000_000_000
+"""Users whose worker leaves end some time before it says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class Course(ABC):
         self._view = view
         self._search = search
         self._users_seen = False
+        self._idle_since_ns: int | None = None
+        """When the last user was found to have ended, on the common clock."""
         self._users: int | None = None
         """Of a closed loop, when the window began."""
         self._window_start_ns: int | None = None
@@ -156,6 +160,8 @@ class Course(ABC):
         if self._window_start_ns is None:
             return
         now_ns = self._view.common_unix_ns()
+        if self._idle_since_ns is not None:
+            now_ns = max(self._window_start_ns, self._idle_since_ns)
         if now_ns < self._window_start_ns:
             self._window_start_ns = None
             self._view.publish({WINDOW_START: ""})
@@ -225,10 +231,23 @@ class Course(ABC):
 
     def _all_users_ended(self) -> bool:
         """The users of a finite workload end with it. A worker that has not reported yet or is away shows none too."""
-        if self._view.messenger.users:
-            self._users_seen = True
+        view = self._view
+        if view.messenger.users:
+            self._users_seen, self._idle_since_ns = True, None
             return False
-        return self._users_seen and set(self._view.workers.ids) <= set(self._view.messenger.worker_ids())
+        if not self._users_seen or not set(view.workers.ids) <= set(view.messenger.worker_ids()):
+            return False
+        now_ns = view.common_unix_ns()
+        if self._idle_since_ns is None:
+            self._idle_since_ns = now_ns
+        has_an_end = view.workload.replays_times
+        return has_an_end or view.workers.all_left is not None or now_ns - self._idle_since_ns > _LEAVING_NS
+
+    def _why_users_ended(self) -> str:
+        view = self._view
+        if view.workers.all_left is not None:
+            return view.workers.all_left
+        return USED_UP if view.workload.replays_times else "every user has ended, by the locustfile's own code"
 
 
 def window_in_words(length_ns: int | None) -> str:
@@ -278,7 +297,7 @@ class ClosedCourse(Course):
         length_ns, start_ns = self._view.config.window_ns, clock.monotonic_ns()
         while length_ns is None or clock.monotonic_ns() - start_ns < length_ns:
             if self._all_users_ended():
-                return USED_UP if length_ns is not None else None
+                return self._why_users_ended() if length_ns is not None else None
             left_ns = None if length_ns is None else length_ns - (clock.monotonic_ns() - start_ns)
             self._show(None if left_ns is None else left_ns / 1e9)
             gevent.sleep(POLL_S if left_ns is None else min(POLL_S, max(0, left_ns) / 1e9))

@@ -15,7 +15,7 @@ from vllm_locust import clock
 from vllm_locust.arrival import ArrivalProcess, DueCount, Piece
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
-from vllm_locust.run.course.course import USED_UP, Course, RunView, Search, window_in_words
+from vllm_locust.run.course.course import Course, RunView, Search, window_in_words
 from vllm_locust.run.course.planned_load import PlannedLoad
 from vllm_locust.run.course.shares import Shares
 from vllm_locust.run.course.stage_spans import StageSpan, Stretch, append_stretch
@@ -186,7 +186,7 @@ class OpenCourse(Course):
             if self._planned_end_ns is not None and now_ns > self._planned_end_ns + LAST_ARRIVALS_NS:
                 return None
             if self._all_users_ended():
-                return USED_UP if self.ends_by_itself else None
+                return self._why_users_ended() if self.ends_by_itself else None
             self._look_after_shares()
             self.phase = "warmup" if now_ns < self._first_stage_ns else "window"
             self._look()

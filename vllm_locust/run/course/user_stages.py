@@ -10,7 +10,7 @@ import gevent
 
 from vllm_locust import clock
 from vllm_locust.load_profile import LoadProfile, Quantity
-from vllm_locust.run.course.course import USED_UP, ClosedCourse, RunView, Search
+from vllm_locust.run.course.course import ClosedCourse, RunView, Search
 from vllm_locust.run.course.stage_spans import Stretch, append_stretch
 from vllm_locust.run.workers import POLL_S
 
@@ -70,7 +70,7 @@ class UserStagesCourse(ClosedCourse):
         self._warm_up()
         for stretch in self._stretches():
             if not self._measure_stretch(stretch):
-                return USED_UP
+                return self._why_users_ended()
         return None
 
     def _stretches(self) -> Iterator[Stretch]:

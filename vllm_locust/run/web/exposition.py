@@ -87,7 +87,12 @@ class _Figures(Collector):
         for name, text in _NOW.items():
             yield from _gauge(f"{_P}{_in_words(name)}", text, stats["now"].get(name))
         yield from _latencies(merged, stats["latency"])
-        yield _states(f"{_P}verdict", "the verdict so far", stats["verdict"]["status"], tuple(Status))
+        yield _states(
+            f"{_P}verdict",
+            "the verdict so far, and once the run is over the final one",
+            stats["verdict"]["status"],
+            tuple(Status),
+        )
         yield from _table("worker", _WORKER, stats["workers"], "worker_id")
         yield from _table("gpu", _GPU, stats["gpus"], "gpu")
 

@@ -2,8 +2,8 @@
 
 A page of another site can make a browser send a POST here, with the cookies of a login. Browsers say where a POST
 comes from: in ``Sec-Fetch-Site`` where the connection can be trusted, in ``Origin`` always. What says neither is no
-browser. A hostile name that was made to point at this machine (DNS rebinding) agrees with its own Origin: so over plain
-HTTP and without a login a name that anybody could own is not heard.
+browser. A hostile name that was made to point at this machine (DNS rebinding) agrees with its own Origin, and its pages
+may read what they get: so over plain HTTP and without a login nothing is answered under a name that anybody could own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 from flask import Flask, Response, jsonify, request
 
+from vllm_locust.errors import UsageError
+
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".svc", ".lan", ".home.arpa", ".test")
 """Nobody can register a name with these for others to find."""
@@ -23,16 +25,29 @@ _PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".svc", ".lan",
 _StartResponse = Callable[..., Any]
 
 
-def guard(app: Flask, *, login: bool) -> None:
-    """To be called before the server starts."""
+def own_names(text: str | None) -> frozenset[str]:
+    """The host names of ``--web-names``. Raises UsageError."""
+    names = [name.strip().lower().rstrip(".") for name in (text or "").split(",") if name.strip()]
+    if wrong := [name for name in names if not all(part.replace("-", "").isalnum() for part in name.split("."))]:
+        raise UsageError(
+            f"--web-names: {wrong[0][:80]!r} is no host name; write names such as load.example.com, with commas between"
+        )
+    return frozenset(names)
+
+
+def guard(app: Flask, *, login: bool, names: frozenset[str] = frozenset()) -> None:
+    """To be called before the server starts. ``names``: host names that are this site's own."""
     app.debug = False
     app.wsgi_app = _WithoutCors(app.wsgi_app)  # type: ignore[method-assign]
 
     @app.before_request
     def refuse_other_sites() -> Response | None:
+        fetch_site, origin, host = (request.headers.get(name) for name in ("Sec-Fetch-Site", "Origin", "Host"))
+        trusted = login or _is_private(host or "", names)
         if request.method in _SAFE_METHODS:
-            return None
-        fault = foreign(request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin"), request.host, login=login)
+            fault = None if trusted else unknown_name(fetch_site, host or "")
+        else:
+            fault = foreign(fetch_site, origin, host or "", trusted=trusted)
         if fault is None:
             return None
         answer = jsonify({"success": False, "message": fault})
@@ -47,8 +62,22 @@ def guard(app: Flask, *, login: bool) -> None:
         return response
 
 
-def foreign(fetch_site: str | None, origin: str | None, host: str, *, login: bool) -> str | None:
-    """Why a request that changes something is not heard; None where it is. ``host`` is its Host header."""
+def unknown_name(fetch_site: str | None, host: str) -> str | None:
+    """Why a request that only reads is not answered under a name that anybody could own; None where it is: browsers
+    tell the site only over connections whose server has proved its name.
+    """
+    if fetch_site is not None:
+        return None
+    return (
+        f"refused: over plain HTTP and without a login the name {host[:200]} may be a hostile one that leads here; "
+        "open this page by its IP address, through HTTPS, or start Locust with --web-login or --web-names"
+    )
+
+
+def foreign(fetch_site: str | None, origin: str | None, host: str, *, trusted: bool) -> str | None:
+    """Why a request that changes something is not heard; None where it is. ``host`` is its Host header; ``trusted``
+    says that there is a login, or that the name is one that no stranger can have.
+    """
     if fetch_site is not None:
         if fetch_site in ("same-origin", "none"):
             return None
@@ -60,22 +89,20 @@ def foreign(fetch_site: str | None, origin: str | None, host: str, *, login: boo
             f"refused: the request comes from a page at {origin[:200]}, and this is {host[:200]}; a proxy in between "
             "must pass the Host header on"
         )
-    if not login and not _is_private(host):
-        return (
-            f"refused: over plain HTTP and without a login the name {host[:200]} may be a hostile one that leads here; "
-            "open this page by its IP address, through HTTPS, or start Locust with --web-login"
-        )
-    return None
+    return None if trusted else unknown_name(None, host)
 
 
-def _is_private(host: str) -> bool:
+def _is_private(host: str, names: frozenset[str]) -> bool:
     """Whether a hostile site cannot have this name: an address, this machine's own, or one without a public domain."""
-    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
     try:
         ipaddress.ip_address(name)
     except ValueError:
         own = {socket.gethostname().lower(), socket.getfqdn().lower()}
-        return "." not in name or name in own or name.endswith(_PRIVATE_SUFFIXES)
+        return "." not in name or name in own | names or name.endswith(_PRIVATE_SUFFIXES)
     return True
 
 

@@ -213,8 +213,17 @@ class LiveRun:
             "workers_connected": len(self._messenger.worker_ids()) if self._messenger.has_workers else None,
             "problems": list(self.problems),
             **(self._told or {"run": None}),
+            **self._judged(),
             "result": None if self.finished is None else self.finished.result,
         }
+
+    def _judged(self) -> dict[str, Any]:
+        """The verdict of a run that is over, from its results: that of its live view knew less."""
+        if self._course is None or self._greenlet is not None:
+            return {}
+        result = {} if self.finished is None else self.finished.result
+        is_its_own = result.get("run_id") == self._course.controller.run_id
+        return {"verdict": result["verdict"] if is_its_own else verdict_json(None)}
 
     def history(self, run_id: str | None, after: int) -> dict[str, Any]:
         """The points after number ``after`` of the run that the caller knows; all where it is another run by now."""

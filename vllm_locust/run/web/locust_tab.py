@@ -124,8 +124,12 @@ def _camel(label: str) -> str:
 def _totals(stats: Mapping[str, Any]) -> _Rows:
     now, totals, verdict = stats["now"], stats["totals"], stats["verdict"]
     lines = [("Run", stats["run"]["run_id"]), ("Model", stats["run"]["model"]), ("State", stats["state"])]
-    lines.append(("Phase", str(now.get("phase", "–"))))
-    lines.append(("Verdict so far", verdict["status"] or "nothing measured yet"))
+    over = stats["state"] in ("ready", "preparing")
+    lines.append(("Phase", "over" if over else str(now.get("phase", "–"))))
+    if over:
+        lines.append(("Verdict", verdict["status"] or "none: the run has no results"))
+    else:
+        lines.append(("Verdict so far", verdict["status"] or "nothing measured yet"))
     lines += [("Reason", reason["sentence"]) for reason in verdict["reasons"]]
     lines += [(text, _number(now.get(name))) for name, text in _FIGURES]
     lines += [(text, _number(totals[name])) for name, text in _COUNTS]

@@ -13,10 +13,11 @@ from flask import Blueprint, Response, abort, request, send_file
 from locust import argument_parser
 
 from vllm_locust import __version__
+from vllm_locust.load.open_loop import OpenLoopChatUser
 from vllm_locust.run.course.planned_load import OPEN_LOOP_SLOTS
 from vllm_locust.run.web.exposition import exposition
 from vllm_locust.run.web.finished_run import FinishedRun
-from vllm_locust.run.web.guard import guard
+from vllm_locust.run.web.guard import guard, own_names
 from vllm_locust.run.web.live_run import LiveRun
 from vllm_locust.run.web.locust_tab import add_tables, secret_names, template_keys, without_secrets
 from vllm_locust.run.web.start_form import StartForm
@@ -36,7 +37,8 @@ _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 def install(web_ui: Any, live: LiveRun, form: StartForm, starter: Starter) -> None:
     """Before the web server starts: pages, tab, guard."""
     shown = argument_parser.ui_extra_args_dict()
-    guard(web_ui.app, login=bool(web_ui.web_login))
+    names = own_names(web_ui.environment.parsed_options.web_names)
+    guard(web_ui.app, login=bool(web_ui.web_login), names=names)
     _give_locust_its_tabs(web_ui)
     web_ui.app.after_request(add_tables(live.stats))
     swarm = guarded_swarm(web_ui.app.view_functions["locust.swarm"], starter, secret_names(shown))
@@ -131,8 +133,11 @@ def _form_facts(web_ui: Any, form: StartForm) -> dict[str, Any]:
         "slots": OPEN_LOOP_SLOTS,
         "spawn_rate": options.spawn_rate or 1,
         "host": environment.host or next((cls.host for cls in environment.user_classes if cls.host), None) or "",
-        "run_time_s": options.run_time,
+        "run_time_s": form.given_run_time_s,
         "user_classes": classes,
+        "open_loop_classes": [
+            name for name in classes if issubclass(environment.available_user_classes[name], OpenLoopChatUser)
+        ],
         "login": bool(web_ui.web_login),
     }
 

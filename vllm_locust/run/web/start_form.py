@@ -20,6 +20,10 @@ from vllm_locust.shipped import shipped_directory
 LOCUST_FIELDS: Final = frozenset(
     {"user_count", "spawn_rate", "host", "run_time", "user_classes", "shape_class", "profile"}
 )
+UNLIMITED: Final = "none"
+"""A run time of the form: until the run is stopped, whatever the command line says."""
+_TIMED: Final = ("rate_stages", "user_stages", "shape")
+"""Loads with a length of their own: the command line's run time is not meant for them."""
 _CHANGED: Final = ("user_count", "spawn_rate")
 """What may be changed while a run goes on."""
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -55,6 +59,11 @@ class StartForm:
         self._given = given
         self._heard = LOCUST_FIELDS | WEB_OPTIONS | own_fields
 
+    @property
+    def given_run_time_s(self) -> float | None:
+        """On the command line."""
+        return self._given.get("run_time")
+
     def options(self, now: Mapping[str, Any]) -> dict[str, Any]:
         """All options, those of the form as ``now`` has them. Raises UsageError for a path."""
         options = dict(self._given) | {name: now.get(name) for name in WEB_OPTIONS}
@@ -79,7 +88,10 @@ class StartForm:
         self._refuse_unknown(form)
         last = {name: values[-1] for name, values in form.items() if values}
         problems = _number_problems(last)
-        if text := last.get("run_time"):
+        text = last.get("run_time")
+        if text == UNLIMITED or (not text and any(last.get(name) for name in _TIMED)):
+            run_time_s = None
+        elif text:
             try:
                 run_time_s = float(self._parse_time_s(text))
             except (ValueError, OverflowError):
@@ -91,6 +103,7 @@ class StartForm:
             options = self.options(now)
         except UsageError as error:
             raise UsageError(*problems, *error.problems) from None
+        problems += self._class_problems(form.get("user_classes", ()))
         if problems:
             raise UsageError(*problems)
         if "host" in last:
@@ -122,6 +135,16 @@ class StartForm:
                 f"{', '.join(name[:40] for name in unknown[:10])}: the start form cannot set that; give it when Locust "
                 "is started"
             )
+
+    def _class_problems(self, names: Sequence[str]) -> list[str]:
+        available = self._environment.available_user_classes
+        if not available or not self._environment.web_ui.userclass_picker_is_active:
+            return []
+        return [
+            f"user class: {name[:80]!r} is not one of {', '.join(sorted(available))}"
+            for name in names
+            if name and name not in available
+        ]
 
     def _classes(self, names: Sequence[str]) -> Sequence[type[Any]]:
         """As Locust's own handler will choose them."""

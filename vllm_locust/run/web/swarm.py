@@ -13,6 +13,7 @@ from werkzeug.datastructures import ImmutableMultiDict
 
 from vllm_locust.errors import VllmLocustError
 from vllm_locust.run.flags import WEB_LISTS
+from vllm_locust.run.web.start_form import UNLIMITED
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ def guarded_stop(locust_view: Callable[[], Any], starter: Starter) -> Callable[[
 
 
 def _is_locusts(name: str, value: str, secret_fields: frozenset[str]) -> bool:
+    if name == "run_time" and value == UNLIMITED:
+        return False
     return name not in WEB_LISTS and (bool(value) or name not in secret_fields)
 
 
