@@ -16,9 +16,9 @@ from tests.faults.redis_host import PORT, RedisHost
 from tests.faults.relay import relay
 from tests.run.simulated import planned_unix_ns
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(180)
 
-AWAY_S = 9.0
+AWAY_S = 30.0
 """Locust calls a worker missing after 4 s without a heartbeat, and forgets it after a minute: any time between is the
 same to it.
 """
@@ -31,7 +31,7 @@ def test_a_worker_that_its_master_does_not_hear_and_clocks_that_are_wrong(
 ) -> None:
     """One worker is cut off from the master and goes on; its clock is 5 s ahead, the other's is set in mid-run."""
     with server_host(network, tmp_path) as server:
-        load = ("--rate", "40", "-u", "60", "-t", "16s", "--warmup-requests", "10", *SHORT)
+        load = ("--rate", "40", "-u", "60", "-t", "38s", "--warmup-requests", "10", *SHORT)
         stepping = str(Path(__file__).with_name("stepping_clock.py"))
         with cluster(network, tmp_path, server.url, "--redis-url", redis.url, *load, locustfile=stepping) as run:
             run.start_worker("client1", VLLM_LOCUST_TEST_CLOCK="offset=5s")
@@ -111,7 +111,7 @@ def test_a_server_whose_link_dies_in_the_middle_of_its_answers(
     slow = ("--first-token-ms", "20", "--token-interval-ms", "100")
     with server_host(network, tmp_path, *slow) as server:
         limits = ("--timeout-idle", "2s", "--timeout-first-token", "3s", "--timeout-connect", "2s")
-        load = ("-u", "20", "-r", "20", "-t", "16s", "--warmup-requests", "10", "--max-failures", "99%", *SHORT)
+        load = ("-u", "20", "-r", "20", "-t", "38s", "--warmup-requests", "10", "--max-failures", "99%", *SHORT)
         with cluster(network, tmp_path, server.url, "--redis-url", redis.url, *limits, *load) as run:
             run.start_workers()
             wait_for_requests(server, 40)
