@@ -228,6 +228,7 @@ def test_spools_are_taken_in(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("/nothing",), "merge /nothing: /nothing holds no run.json"),
+        (("runs/nope",), "merge runs/nope: runs/nope holds no run.json"),
         (("20260101-000000-abcdef",), "runs/20260101-000000-abcdef holds no run.json"),
         (("other", "--run-dir", "run"), "run holds the run some-id; give that id or another --run-dir"),
         (("run", "--spool", "empty"), "--spool empty holds no spool of the run some-id"),
