@@ -5,6 +5,7 @@ astray.
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import threading
@@ -34,13 +35,72 @@ def value_of(run: LocustRun, code: str) -> float:
     return float(value)
 
 
+PROVOKED = {
+    "arrival_process": "verdict_reasons.a_dispatcher_that_is_late",
+    "arrivals_doubled": "verdict_losses.a_worker_that_follows_another_plan_than_its_own",
+    "arrivals_lost": "share_owners.what_a_lost_worker_should_have_sent_is_lost_and_no_more",
+    "arrivals_misplaced": "verdict_losses.a_worker_that_follows_another_plan_than_its_own",
+    "arrivals_unchecked": "verdict_reasons.a_trace_that_is_gone_at_the_merge",
+    "capacity_unknown": "capacity.a_server_that_serves_nothing_ends_the_search",
+    "clock_stepped": "clocks.a_step_of_the_wall_clock_moves_no_duration",
+    "clock_uncertain": "verdict_losses.clocks_that_cannot_be_compared",
+    "coalesced": "verdict_reasons.a_dispatcher_that_is_late",
+    "cpu_saturated": "verdict_reasons.a_worker_that_is_busy_with_itself",
+    "gc_pause": "verdict_reasons.a_worker_that_is_busy_with_itself",
+    "health_missing": "verdict_losses.no_worker_says_how_it_was",
+    "nothing_measured": "endings.a_run_that_measured_nothing_says_so",
+    "rate_missed": "verdict_reasons.a_dispatcher_that_is_late",
+    "receive_lag": "verdict_reasons.a_dispatcher_that_is_late",
+    "records_lost": "verdict_losses.a_disk_that_loses_what_was_written",
+    "run_delay": "verdict_reasons.a_cpu_hog_beside_the_worker",
+    "schedule_lag": "verdict_reasons.a_dispatcher_that_is_late",
+    "search_given_up": "capacity.a_server_that_is_killed_ends_the_search",
+    "slo_undecided": "verdict_reasons.answers_that_leave_something_open",
+    "slots_full": "coordinated_omission.both_times_are_printed_beside_each_other",
+    "spool_left": "verdict_reasons.redis_is_gone",
+    "stage_rate": "verdict_reasons.a_dispatcher_that_is_late",
+    "stopped_early": "endings.a_signal_ends_the_run_and_keeps_its_records",
+    "telemetry_missing": "gpu_telemetry.gpus_beside_a_run",
+    "token_source_mixed": "verdict_reasons.answers_that_leave_something_open",
+    "tokens_are_chunks": "verdict_reasons.a_server_that_reports_no_usage",
+    "too_many_failures": "verdict_reasons.answers_that_leave_something_open",
+    "user_stamps": "verdict_reasons.a_worker_that_is_busy_with_itself",
+    "values_unstorable": "verdict_losses.values_that_fit_no_column",
+    "workers_missing": "joining.a_killed_worker_is_named_and_what_it_had_confirmed_is_kept",
+}
+"""Each reason, and the whole run in which it must be found."""
+
+
+def demands(test: ast.FunctionDef, code: str) -> bool:
+    """Whether the test fails where a run does not have the reason: it is asserted, and not that it is missing."""
+
+    def named(node: ast.AST) -> bool:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return False
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotIn | ast.IsNot | ast.NotEq):
+            return False
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.LtE):
+            # One of those that may be there, where it stands on the right.
+            return named(node.left)
+        if isinstance(node, ast.Constant):
+            return node.value == code
+        return any(named(child) for child in ast.iter_child_nodes(node))
+
+    loops = [node.iter for node in ast.walk(test) if isinstance(node, ast.For)]
+    asserted = [node.test for node in ast.walk(test) if isinstance(node, ast.Assert)]
+    one_of_them = [node.value for node in ast.walk(test) if isinstance(node, ast.Assign)]
+    return any(named(node) for node in (*loops, *asserted, *one_of_them))
+
+
 def test_every_reason_is_provoked_in_a_whole_run() -> None:
     rules = "".join(path.read_text() for path in (ROOT / "vllm_locust" / "verdict").glob("*.py"))
-    codes = set(re.findall(r'Reason\(\s*"(\w+)"', rules))
-    assert len(codes) > 25
-    # Without this page and the neighbours, which a busy machine has by itself.
-    tests = "".join(path.read_text() for path in (ROOT / "tests" / "run").glob("test_*.py"))
-    assert not {code for code in codes if f'"{code}"' not in tests}
+    assert set(PROVOKED) == set(re.findall(r'Reason\(\s*"(\w+)"', rules))
+    for code, where in PROVOKED.items():
+        page, _, name = where.partition(".")
+        tree = ast.parse((ROOT / "tests" / "run" / f"test_{page}.py").read_text(encoding="utf-8"))
+        tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == f"test_{name}"]
+        assert len(tests) == 1, where
+        assert demands(tests[0], code), (code, where)
 
 
 WITHHELD = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,11 +55,40 @@ NEIGHBOURS = {"run_delay", "coalesced", "schedule_lag", "receive_lag"}
 """What a busy machine alone can bring about."""
 
 
+OTHERS_AT_MOST = 0.05
+"""Of all cores' time: what processes that are not the test's own may use, and a hypervisor take, on a quiet machine."""
+
+
+class Machine:
+    """How much of this machine others use, by the kernel's own counters and nothing that a run says of itself."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        """Seconds of all cores: taken by anybody, and in all."""
+        tick = os.sysconf("SC_CLK_TCK")
+        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+        user, nice, system, idle, iowait, irq, softirq, steal = (int(word) / tick for word in line.split()[1:9])
+        taken = user + nice + system + irq + softirq + steal
+        mine = sum(
+            used.ru_utime + used.ru_stime
+            for used in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+        )
+        return taken - mine, taken + idle + iowait
+
+    def share_of_others(self) -> float:
+        others, whole = (now - before for now, before in zip(self._now(), self._began, strict=True))
+        return others / whole
+
+
 @pytest.mark.parametrize("locustfile", [OPEN_LOOP, CHAT], ids=["open", "closed"])
 def test_a_clean_run_has_none(tmp_path: Path, locustfile: str) -> None:
     load = ("--rate-stages", "10:2s,20:2s") if locustfile == OPEN_LOOP else ("-u", "2", "-r", "2", "-t", "3s")
-    found: dict[str, str] = {}
+    others: list[float] = []
     for attempt in range(4):
+        machine = Machine()
         directory = tmp_path / str(attempt)
         directory.mkdir()
         with simserver(directory, "--first-token-ms", "50", "--token-interval-ms", "20") as server:
@@ -73,12 +103,14 @@ def test_a_clean_run_has_none(tmp_path: Path, locustfile: str) -> None:
                 "5",
                 locustfile=locustfile,
             )
+        others.append(machine.share_of_others())
         found = reasons(run)
         assert found.keys() <= NEIGHBOURS, run.output
         if not found:
             break
     else:
-        pytest.skip(f"this machine is too busy for a clean run: {found}")
+        assert sum(share <= OTHERS_AT_MOST for share in others) < 2, (found, others)
+        pytest.skip(f"others use {', '.join(f'{share:.0%}' for share in others)} of this machine: {found}")
     assert run.exit_code == 0, run.output
     assert (run.run_dir / "report.txt").read_text().startswith("VALID: ")
 
