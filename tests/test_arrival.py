@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.arrival import Arrival, ArrivalProcess, DueCount, Piece, Schedule, audit
+from vllm_locust.arrival import Arrival, ArrivalProcess, DueCount, Piece, Schedule
+from vllm_locust.load_audit import audit
 
 CONSTANT, POISSON, GAMMA, TRACE = ArrivalProcess
 RANDOM = (POISSON, GAMMA)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from vllm_locust.arrival import ArrivalProcess
-from vllm_locust.config import RunConfig, Target, Timeouts, parse_fraction
+from vllm_locust.config import RunConfig, Target, Timeouts
 from vllm_locust.duration import parse_duration_ns
 from vllm_locust.errors import UsageError
 from vllm_locust.load_profile import Quantity
+from vllm_locust.option_values import parse_fraction
 from vllm_locust.protocol import Api
 
 HOST = "http://127.0.0.1:8000"

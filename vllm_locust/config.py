@@ -11,17 +11,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
-from urllib.parse import SplitResult, urlsplit
-
-import orjson
 
 from vllm_locust.arrival import ArrivalProcess
 from vllm_locust.capacity_options import CapacityOrder, slo_problems
-from vllm_locust.duration import MAX_DURATION_NS, parse_duration_ns
+from vllm_locust.duration import MAX_DURATION_NS
 from vllm_locust.errors import UsageError
 from vllm_locust.load_options import is_open_loop, read_load_options
 from vllm_locust.load_profile import LoadProfile
 from vllm_locust.metrics_page import MetricsPage, read_metrics_pages
+from vllm_locust.option_values import OPTION_OF, PARSERS, json_object, timeout_ns
 from vllm_locust.protocol import Api, extra_body_problems
 from vllm_locust.server_url import authority, port_of, split_server_url
 from vllm_locust.slo import parse_slo, parse_slos
@@ -30,16 +28,6 @@ from vllm_locust.tls import TlsFiles
 TransportName = Literal["kernel", "sse", "openai"]
 TokenDetail = Literal["auto", "on", "off"]
 WhenFull = Literal["queue", "drop"]
-
-MAX_RETRIES = 100
-
-
-def parse_fraction(text: str) -> float:
-    """``5%`` or ``0.05``. Raises ValueError outside 0-1."""
-    value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{text!r} is not a share; write 5% or 0.05")
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +145,14 @@ class RunConfig:
         values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
         values["targets"] = _targets(options.get("target"), host, problems)
         values["timeouts"] = Timeouts(
-            take("timeout_connect", _timeout_ns),
-            take("timeout_first_token", _timeout_ns),
-            take("timeout_idle", _timeout_ns),
-            take("timeout_total", _timeout_ns),
+            take("timeout_connect", timeout_ns),
+            take("timeout_first_token", timeout_ns),
+            take("timeout_idle", timeout_ns),
+            take("timeout_total", timeout_ns),
         )
-        for name, parse in _PARSERS.items():
-            values[name] = take(_OPTION_OF.get(name, name), parse, values[name])
-        values["extra_body"] = take("extra_body", _json_object, {})
+        for name, parse in PARSERS.items():
+            values[name] = take(OPTION_OF.get(name, name), parse, values[name])
+        values["extra_body"] = take("extra_body", json_object, {})
         values["tags"] = _tags(options.get("tag") or (), problems)
         problems += _not_utf8("run-name", [values["run_name"] or ""]) + _not_utf8("tag", options.get("tag") or ())
         values["slos"] = _slos(options.get("slo") or (), problems)
@@ -215,137 +203,6 @@ class RunConfig:
         pages = data["metrics_pages"]
         values["metrics_pages"] = None if pages is None else tuple(MetricsPage(**page) for page in pages)
         return cls(**values)
-
-
-def _timeout_ns(text: str) -> int | None:
-    if text == "none":
-        return None
-    timeout_ns = parse_duration_ns(text)
-    if not timeout_ns:
-        raise ValueError("it would end every request before it began; write a time above 0, or none")
-    return timeout_ns
-
-
-def _ttl_ns(text: str) -> int:
-    ttl_ns = parse_duration_ns(text)
-    if ttl_ns < 1_000_000_000:
-        raise ValueError("Redis would forget the run before it is merged; write at least 1s, such as 24h")
-    return ttl_ns
-
-
-def _positive(text: str) -> int:
-    value = _natural(text)
-    if value < 1:
-        raise ValueError(f"{text!r} is not a whole number of at least 1")
-    return value
-
-
-def _natural(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise ValueError(f"{text[:40]!r} is not a whole number of at least 0 and below a billion")
-    return int(text)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-        orjson.dumps(value)
-    except (orjson.JSONDecodeError, TypeError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError('not a JSON object; write for example {"temperature": 0}')
-    return value
-
-
-def _duration_range_ns(text: str) -> tuple[int, int]:
-    low, dash, high = text.partition("-")
-    first = parse_duration_ns(low)
-    last = parse_duration_ns(high) if dash else first
-    if first > last:
-        raise ValueError("the first time of the range is the longer one; swap them")
-    return first, last
-
-
-def _patience(text: str) -> tuple[int, int] | None:
-    if text == "none":
-        return None
-    low, high = _duration_range_ns(text)
-    if not low:
-        raise ValueError("nobody gives up before they began; write a time above 0, or none")
-    return low, high
-
-
-def _retries(text: str) -> int:
-    value = _natural(text)
-    if value > MAX_RETRIES:
-        raise ValueError(f"{value} attempts more at one request are no test; write at most {MAX_RETRIES}")
-    return value
-
-
-def _proxy(text: str) -> str:
-    if text == "env":
-        return text
-    if "@" in text:
-        raise ValueError(
-            "a proxy address must not hold a user or password; put it into HTTPS_PROXY and write --proxy env"
-        )
-    parts = urlsplit(text)
-    if parts.scheme != "http" or not parts.hostname or not _has_port_number(parts):
-        raise ValueError(f"{text!r} is not a proxy; write http://HOST:PORT, or env to take the proxy variables")
-    return text
-
-
-def _has_port_number(parts: SplitResult) -> bool:
-    try:
-        return parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-
-
-def _redis_url(text: str) -> str:
-    scheme, _, rest = text.partition("://")
-    if ":" in (rest or scheme).rpartition("@")[0]:
-        raise ValueError("the address must not hold a password; use --redis-password-file")
-    if scheme not in ("redis", "rediss", "unix") or not rest:
-        raise ValueError("write redis://HOST:PORT/DB, rediss://… for TLS or unix:///path")
-    return text
-
-
-def _choice(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "model": str,
-    "api": lambda text: Api(_choice(*Api)(text)),
-    "workload": str,
-    "tokenizer": str,
-    "max_tokens": _positive,
-    "token_detail": _choice("auto", "on", "off"),
-    "transport": _choice("kernel", "sse", "openai"),
-    "proxy": _proxy,
-    "seed": _natural,
-    "think_time_ns": _duration_range_ns,
-    "patience_ns": _patience,
-    "retries": _retries,
-    "when_full": _choice("queue", "drop"),
-    "warmup_requests": _natural,
-    "warmup_time_ns": parse_duration_ns,
-    "drain_timeout_ns": parse_duration_ns,
-    "max_failures": parse_fraction,
-    "collect": _choice("none", "host", "gpus"),
-    "redis_url": _redis_url,
-    "ttl_ns": _ttl_ns,
-    "progress": _choice("auto", "off", "json"),
-    "run_dir": str,
-    "run_name": str,
-}
-_OPTION_OF = {name: name.removesuffix("_ns") for name in _PARSERS}
 
 
 def _targets(texts: Any, host: str | None, problems: list[str]) -> tuple[Target, ...]:

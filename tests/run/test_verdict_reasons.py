@@ -105,7 +105,7 @@ def test_a_clean_run_has_none(tmp_path: Path, locustfile: str) -> None:
             )
         others.append(machine.share_of_others())
         found = reasons(run)
-        assert found.keys() <= NEIGHBOURS, run.output
+        assert found.keys() <= NEIGHBOURS or others[-1] > OTHERS_AT_MOST, run.output
         if not found:
             break
     else:

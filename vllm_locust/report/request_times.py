@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_locust.arrival import audit
+from vllm_locust.load_audit import audit
 from vllm_locust.phases import belonging_time
 from vllm_locust.report.columns import Columns, Floats, Ints, RequestColumns, Source, first_known, read_batches
 from vllm_locust.report.run_facts import Interval, Stage

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from vllm_locust.outcome import Outcome
+from vllm_locust.simserver.answer_options import AnswerOptions
 from vllm_locust.simserver.choice import Choice, told_to_nobody
 from vllm_locust.simserver.completion import BUSY, ApiError, CompletionRequest
 from vllm_locust.simserver.deadline_timer import DeadlineTimer
@@ -21,15 +22,6 @@ from vllm_locust.simserver.truth import Truth
 HTML = b"<html><head><title>Welcome</title></head><body>It works.</body></html>"
 CLIENT_CLOSED = "client_closed"
 ENGINE_ERROR = ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "EngineCore encountered an issue.", "InternalServerError")
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    stream_interval: int
-    sse_keep_alive_interval_s: float | None
-    prompt_tokens_details: bool
-    block_size: int
-    prefix_caching: bool
 
 
 @dataclass(slots=True, eq=False)

@@ -14,12 +14,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from vllm_locust import clock
 from vllm_locust.errors import UsageError
 from vllm_locust.outcome import Outcome
+from vllm_locust.simserver.answer_options import AnswerOptions
 from vllm_locust.simserver.choice import Choice, ChoiceShape
 from vllm_locust.simserver.completion import Api, ApiError, CompletionRequest, bad_request, parse_completion
 from vllm_locust.simserver.deadline_timer import DeadlineTimer
 from vllm_locust.simserver.engine import Engine, EngineRequest
 from vllm_locust.simserver.events import Events
-from vllm_locust.simserver.exchange import AnswerOptions, Exchange
+from vllm_locust.simserver.exchange import Exchange
 from vllm_locust.simserver.faults import Fault, FaultPlan, parse_fault
 from vllm_locust.simserver.http1 import Connection, End, HttpRequest, head
 from vllm_locust.simserver.pacing import EnginePacer, FixedPacer, Pacer
