@@ -14,23 +14,24 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Owners = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 
 class Samples:
     """Values of a distribution, and which request each belongs to: one for each request, or the gaps of its stream.
 
     ``owners[i]`` is the place of the request that ``values[i]`` is of; ``weights[i]`` how many equal samples it stands
-    for. A failed request has infinity. A request may have no value.
+    for, one without ``weights``. A failed request has infinity. A request may have no value.
     """
 
-    def __init__(self, values: Floats, owners: Ints, requests: int, weights: Floats | None = None) -> None:
+    def __init__(self, values: Floats, owners: Owners, requests: int, weights: Floats | None = None) -> None:
         order = np.argsort(values, kind="stable")
         self.requests = requests
         self.values = values[order]
         self.owners = owners[order]
-        self.weights = np.ones(len(values)) if weights is None else weights[order]
+        self.weights = None if weights is None else weights[order]
         self.per_request = _counts(self.owners, self.weights, requests)
-        self._cumulative = np.concatenate(([0.0], np.cumsum(self.weights)))
+        self._cumulative = None if self.weights is None else np.concatenate(([0.0], np.cumsum(self.weights)))
 
     @classmethod
     def one_each(cls, values: Floats) -> Samples:
@@ -40,7 +41,7 @@ class Samples:
 
     @property
     def n(self) -> int:
-        return round(float(self._cumulative[-1]))
+        return len(self.values) if self._cumulative is None else round(float(self._cumulative[-1]))
 
     @property
     def owning(self) -> int:
@@ -48,27 +49,31 @@ class Samples:
         return int((self.per_request > 0).sum())
 
     def same_as(self, other: Samples) -> bool:
-        return np.array_equal(self.values, other.values) and np.array_equal(self.weights, other.weights)
+        if self is other:
+            return True
+        if (self.weights is None) != (other.weights is None) or not np.array_equal(self.values, other.values):
+            return False
+        return self.weights is None or other.weights is None or np.array_equal(self.weights, other.weights)
 
     def up_to(self, index: int) -> float:
         """Samples among the ``index`` smallest values."""
-        return float(self._cumulative[index])
+        return float(index if self._cumulative is None else self._cumulative[index])
 
     def beyond(self, index: int) -> Floats:
         """Of each request, the samples that are not among the ``index`` smallest values."""
-        return _counts(self.owners[index:], self.weights[index:], self.requests)
+        return _counts(self.owners[index:], None if self.weights is None else self.weights[index:], self.requests)
 
     @cached_property
     def totals(self) -> Totals:
         """For the mean. Failed requests have none."""
-        known = np.isfinite(self.values)
-        owners, weights = self.owners[known], self.weights[known]
-        return Totals(
-            _counts(owners, weights * self.values[known], self.requests), _counts(owners, weights, self.requests)
-        )
+        known = int(np.searchsorted(self.values, np.inf, side="left"))
+        owners, values = self.owners[:known], self.values[:known]
+        weights = None if self.weights is None else self.weights[:known]
+        sums = _counts(owners, values if weights is None else weights * values, self.requests)
+        return Totals(sums, _counts(owners, weights, self.requests))
 
 
-def _counts(owners: Ints, weights: Floats, requests: int) -> Floats:
+def _counts(owners: Owners, weights: Floats | None, requests: int) -> Floats:
     return np.bincount(owners, weights=weights, minlength=requests).astype(np.float64)
 
 

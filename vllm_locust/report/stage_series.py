@@ -7,10 +7,12 @@ stands for as many as an ok request has on average. Means are of ok requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from vllm_locust.comparison.quantity import DISTRIBUTIONS, POOLED
 from vllm_locust.comparison.series import Samples, StageSeries, Totals
@@ -31,7 +33,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.requests = 0
         self._columns: dict[str, list[Any]] = {}
-        self._gaps: dict[str, list[tuple[Ints, Floats, Floats]]] = {name: [] for name in POOLED}
+        self._gaps: dict[str, list[_PooledPart]] = {name: [] for name in POOLED}
 
     def add(self, columns: RequestColumns, mine: Flags, slos: tuple[Slo, ...]) -> None:
         if not mine.any():
@@ -47,11 +49,11 @@ class _Gathered:
         for name, column in found.items():
             self._columns.setdefault(name, []).append(column[mine])
         place = self.requests + np.cumsum(mine) - 1
-        for name, gaps in (
-            ("itl", columns.itl_gaps(mine & columns.ok)),
-            ("chunk_gap", columns.chunk_gaps(mine & columns.ok)),
-        ):
-            self._gaps[name].append(_gaps(gaps, place))
+        itl, chunk_gap = (
+            _PooledPart.of(gaps(mine & columns.ok), place) for gaps in (columns.itl_gaps, columns.chunk_gaps)
+        )
+        self._gaps["itl"].append(itl)
+        self._gaps["chunk_gap"].append(itl if chunk_gap.same_as(itl) else chunk_gap)
         self.requests += int(mine.sum())
 
     def series(
@@ -63,8 +65,14 @@ class _Gathered:
         order = np.argsort(arrivals if scheduled else columns["sent"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
         samples = {name: one for name in _PER_REQUEST if (one := _per_request(name, columns)) is not None}
+        same = all(one is other for one, other in zip(self._gaps["itl"], self._gaps["chunk_gap"], strict=True))
+        if same:
+            self._gaps["chunk_gap"] = []
         for name in POOLED:
-            if (pooled := self._pooled(name, order, columns)) is not None:
+            parts = self._gaps.pop(name)
+            if same and samples.keys() & set(POOLED):
+                samples[name] = next(samples[other] for other in POOLED if other in samples)
+            elif (pooled := _pooled(parts, order, columns)) is not None:
                 samples[name] = pooled
         length_s = np.full(PIECES, interval.length_s / PIECES)
         rates = {"requests_per_s": Totals(completed, length_s), "output_tokens_per_s": Totals(output_tokens, length_s)}
@@ -82,28 +90,55 @@ class _Gathered:
             length_s=interval.length_s,
         )
 
-    def _pooled(self, name: str, order: Ints, columns: Mapping[str, Any]) -> Samples | None:
-        parts = self._gaps[name]
-        owners, values, weights = (np.concatenate([part[place] for part in parts]) for place in range(3))
-        failed = np.flatnonzero(~columns["ok"] & columns["streamed"])
-        if not len(values) and (columns["ok"].any() or not len(failed)):
-            return None
-        position = np.empty(len(order), dtype=np.int64)
-        position[order] = np.arange(len(order))
-        owners = position[owners]
-        share = round(float(weights.sum()) / max(1, len(np.unique(owners))))
-        return Samples(
-            np.concatenate([values, np.full(len(failed), np.inf)]),
-            np.concatenate([owners, failed]),
-            len(order),
-            np.concatenate([weights, np.full(len(failed), float(max(1, share)))]),
+
+@dataclass(frozen=True, slots=True)
+class _PooledPart:
+    """Of one batch: each gap's request, seconds per token (or per gap), and its tokens where they are not all one."""
+
+    owners: npt.NDArray[np.int32]
+    values: Floats
+    weights: Floats | None
+
+    @classmethod
+    def of(cls, gaps: Gaps, place: Ints) -> Self:
+        owners = place[gaps.request].astype(np.int32)
+        if gaps.tokens is None or bool((gaps.tokens == 1).all()):
+            return cls(owners, gaps.gap_ns / 1e9, None)
+        tokens = gaps.tokens.astype(np.float64)
+        return cls(owners, gaps.gap_ns / tokens / 1e9, tokens)
+
+    def same_as(self, other: Self) -> bool:
+        return (
+            self.weights is None
+            and other.weights is None
+            and np.array_equal(self.values, other.values)
+            and np.array_equal(self.owners, other.owners)
         )
 
 
-def _gaps(gaps: Gaps, place: Ints) -> tuple[Ints, Floats, Floats]:
-    """Owner, seconds per token (or per gap) and tokens of each."""
-    tokens = np.ones(len(gaps.gap_ns)) if gaps.tokens is None else gaps.tokens.astype(np.float64)
-    return place[gaps.request], gaps.gap_ns / tokens / 1e9, tokens
+def _pooled(parts: list[_PooledPart], order: Ints, columns: Mapping[str, Any]) -> Samples | None:
+    """``parts`` are emptied: they are most of what a run takes in memory."""
+    failed = np.flatnonzero(~columns["ok"] & columns["streamed"])
+    gaps = sum(len(part.values) for part in parts)
+    if not gaps and (columns["ok"].any() or not len(failed)):
+        return None
+    position = np.empty(len(order), dtype=np.int32)
+    position[order] = np.arange(len(order), dtype=np.int32)
+    owners, values = np.empty(gaps + len(failed), np.int32), np.empty(gaps + len(failed))
+    owners[gaps:], values[gaps:] = failed, np.inf
+    whole = not len(failed) and all(part.weights is None for part in parts)
+    weights = None if whole else np.ones(gaps + len(failed))
+    filled = 0
+    while parts:
+        part = parts.pop(0)
+        mine = slice(filled, filled := filled + len(part.values))
+        owners[mine], values[mine] = position[part.owners], part.values
+        if weights is not None and part.weights is not None:
+            weights[mine] = part.weights
+    if weights is not None:
+        owning = int(np.count_nonzero(np.bincount(owners[:gaps], minlength=len(order))))
+        weights[gaps:] = max(1, round(float(weights[:gaps].sum()) / max(1, owning)))
+    return Samples(values, owners, len(order), weights)
 
 
 def _per_request(name: str, columns: Mapping[str, Any]) -> Samples | None:
