@@ -336,6 +336,7 @@ def test_arrivals(options: dict[str, Any], arrival: ArrivalProcess, burstiness: 
         ({"think_time": "1s", "rate": "10"}, "--think-time in an open loop: "),
         ({"think_time": "1s", "arrival": "trace"}, "--think-time in an open loop: "),
         ({"patience": "0s"}, "--patience: nobody gives up before they began"),
+        ({"patience": "-3"}, "--patience: '-3' is below 0; write a time"),
         ({"patience": "9s-2s"}, "--patience: the first time of the range is the longer one"),
         ({"retries": "-1"}, "--retries: '-1' is not a whole number"),
         ({"retries": "101"}, "--retries: 101 attempts more"),

@@ -272,3 +272,8 @@ def test_shipped_shapes(name: str, stages: int, minutes: float) -> None:
     profile = profile_from_shape(read_yaml_mapping(shipped_path(name), "shape"))
     assert len(profile.stages) == stages
     assert profile.length_ns == minutes * 60 * S
+
+
+def test_a_high_rate_is_named_without_an_exponent() -> None:
+    profile = parse_stages("1000000:1s,999999.5:1s,20:1s,999999-1000000:1s", RATE)
+    assert [stage.name for stage in profile.stages] == ["1,000,000/s", "999,999.5/s", "20/s", "999999→1,000,000/s"]

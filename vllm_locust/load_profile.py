@@ -138,8 +138,14 @@ def _profile(quantity: Quantity, stages: Sequence[ProfileStage]) -> LoadProfile:
     return LoadProfile(quantity=quantity, stages=tuple(stages))
 
 
+def _shown(value: float) -> str:
+    """Without the exponent that ``g`` writes from a million on."""
+    text = f"{value:g}"
+    return f"{value:,.10g}" if "e+" in text else text
+
+
 def _stage(start: float, end: float, length_ns: int | None, curve: Curve, quantity: Quantity) -> ProfileStage:
-    values = f"{start:g}" if start == end else f"{start:g}→{end:g}"
+    values = _shown(start) if start == end else f"{_shown(start)}→{_shown(end)}"
     name = f"{values}/s" if quantity is Quantity.RATE else f"{values} users"
     if length_ns is not None and not 0 < length_ns <= MAX_LENGTH_NS:
         raise ValueError(f"stage {name}: its length must be above 0 and at most 366 days; correct it")

@@ -121,8 +121,8 @@ SCALARS: Final = (
         "offered_rps",
         "offered rate",
         "requests/s",
-        "what was asked for: the rate of a hold, the mean rate of a ramp; a random process brings more or fewer "
-        "(planned_arrivals); null in a closed loop",
+        "what was asked for: the rate of a hold, the mean rate of a ramp, in the whole window the mean of its stages; "
+        "a random process brings more or fewer (planned_arrivals); null in a closed loop",
         Better.NEITHER,
     ),
     _number(

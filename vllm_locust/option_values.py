@@ -63,6 +63,8 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _duration_range_ns(text: str) -> tuple[int, int]:
+    if text.lstrip().startswith("-"):
+        raise ValueError(f"{text[:40]!r} is below 0; write a time such as 2s, or a range such as 1s-3s")
     low, dash, high = text.partition("-")
     first = parse_duration_ns(low)
     last = parse_duration_ns(high) if dash else first

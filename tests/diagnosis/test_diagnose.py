@@ -428,6 +428,13 @@ def test_refusals() -> None:
     assert answers(stage(attempted=19, refused=19))["refusals"] is None
 
 
+def test_a_run_without_an_ok_request_blames_no_generator() -> None:
+    failing = replace(CLEAN, ok_requests=0)
+    told = diagnose(RunFigures(stages=[failing], worker_samples=10, doubts=[SLOW]))
+    assert "client_bound" not in [finding.code for finding in told.findings]
+    assert dict(told.not_judged)["client_bound"] is Need.OK_REQUESTS
+
+
 def test_client_bound() -> None:
     late = GeneratorDoubt(code="schedule_lag", sentence="Requests were late.", invalid=True)
     found = finding("client_bound", CLEAN, doubts=[SLOW, late])

@@ -237,11 +237,11 @@ def test_the_pages_show_findings_right_after_the_stages() -> None:
     assert " try: a higher --max-num-seqs (the KV cache was at most 20 % full), then" in told
     assert " confirmed where at the same load the queue stays near 0" in told
     assert told.index("- queueing") < told.index("- memory-bound decoding")
-    assert " not judged, needs a warm-up: cold start" in told
+    assert " not judged, needs a warm-up with requests that are ok: cold start" in told
     html = render_html(summary, run())
     assert html.index(">Stages</h2>") < html.index(">Limits of the server</h2>") < html.index(">Load</h2>")
     assert "<strong>queueing</strong> (stage 10/s; also in 30/s): requests waited" in html
-    assert "Not judged, needs a warm-up: cold start." in html
+    assert "Not judged, needs a warm-up with requests that are ok: cold start." in html
 
 
 def test_names_from_outside_cannot_leave_their_line() -> None:

@@ -180,6 +180,8 @@ def test_stages_are_apart_and_the_whole_window_is_their_union() -> None:
     assert [stage["ttft_s"]["p50"] for stage in summary["stages"]] == [1, 2, 3]
     assert [stage["planned_arrivals"] for stage in summary["stages"]] == [2, 1, 3]
     assert [stage["offered_rps"] for stage in summary["stages"]] == [4, 0.5, 0.75]
+    asked = sum(stage["offered_rps"] * stage["length_s"] for stage in summary["stages"])
+    assert summary["totals"]["offered_rps"] == pytest.approx(asked / summary["totals"]["length_s"])
     assert [stage["achieved_rps"] for stage in summary["stages"]] == [0.25, 0.5, 0.25]
     assert [stage["users"] for stage in summary["stages"]] == [None, None, 8]
     # Tokens at 12 and 13; at 17, of the ramp's request, in the last stage; 20 is after its end.

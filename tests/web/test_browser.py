@@ -120,7 +120,7 @@ def test_an_open_loop_from_the_dashboard_to_its_summary(tmp_path: Path) -> None:
         assert "<img" in told
         page.fill("input[name=rate]", "15")
         page.fill("input[name=run_time]", "9s")
-        page.fill("input[name=slo]", "ttft<=2s, e2e<=9s")
+        page.fill("input[name=slo]", "ttft<=2s, e2e<=9s, p50(ttft)<=1us")
         page.click("summary")
         for name, value in {"warmup_requests": "0", "max_tokens": "20", "run_name": HOSTILE}.items():
             page.fill(f"input[name={name}]", value)
@@ -144,12 +144,14 @@ def test_an_open_loop_from_the_dashboard_to_its_summary(tmp_path: Path) -> None:
         assert_charts_are_the_json(page, stats)
         summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
         assert_end_is_the_summary(page, stats, summary)
+        assert_a_missed_slo_is_plain(page)
         assert HOSTILE in page.inner_text("#facts")
         assert page.title() != "taken"
         assert page.query_selector("img") is None
         assert_fits(page, tmp_path)
         assert page.request.get(f"{web}/llm/results/summary.json").json() == summary
-    assert errors == []
+        assert errors == []
+        assert_what_is_old_is_not_shown_as_new(page)
 
 
 def assert_end_is_the_summary(page: Page, stats: Any, summary: Any) -> None:
@@ -174,6 +176,25 @@ def assert_end_is_the_summary(page: Page, stats: Any, summary: Any) -> None:
     (stage,) = cells(page, "stages")
     assert number(stage[3]) == summary["stages"][0]["requests"]["ok"]
     assert number(stage[7]) == pytest.approx(summary["stages"][0]["ttft_from_schedule_s"]["p50"] * 1e3, abs=0.006)
+
+
+def assert_a_missed_slo_is_plain(page: Page) -> None:
+    assert "SLO missed" in page.inner_text("#result h2")
+    assert page.get_attribute("#result h2", "class") == "invalid"
+    assert "SLO missed" in page.inner_text("#verdict")
+    lines = page.eval_on_selector_all("#result li.invalid", "found => found.map(one => one.textContent)")
+    assert [line for line in lines if line.startswith("SLO p50(ttft)<=1us in stage 15/s: MISSED (")]
+
+
+def assert_what_is_old_is_not_shown_as_new(page: Page) -> None:
+    """While the next run is prepared the last one's figures are hidden; without news all is marked as old."""
+    page.route("**/llm/stats.json*", lambda route: route.abort())
+    page.wait_for_selector("#state:has-text('no news since')")
+    assert page.evaluate("document.body.classList.contains('stale')")
+    page.evaluate("stats.state = 'preparing'; draw()")
+    assert page.is_hidden("#live")
+    assert page.is_hidden("#verdict")
+    assert page.is_visible("#stop")
 
 
 def assert_fits(page: Page, directory: Path) -> None:

@@ -105,6 +105,8 @@ def _refusals(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answer:
 def _client_bound(_: StageFigures, run: RunFigures, __: Thresholds) -> Answer:
     if not run.worker_samples:
         return Need.WORKER_HEALTH
+    if not any(stage.ok_requests for stage in run.stages):
+        return Need.OK_REQUESTS
     if not run.doubts:
         return None
     invalid = any(doubt.invalid for doubt in run.doubts)

@@ -30,12 +30,20 @@ def headline(summary: Json) -> list[tuple[str, str, str]]:
         shown += [_latency(title, total[f"{first}_s"], name) for name in ("p50", "p99")]
         shown += [_latency("TPOT", total["tpot_s"], "p50"), _latency("E2E", total["e2e_s"], "p99")]
     if total["goodput_rps"] is not None:
-        shown.append(("goodput/s", figures.rate(total["goodput_rps"]), f"{figures.share(total['good_fraction'])} good"))
+        shown.append(
+            (
+                "goodput/s",
+                figures.rate(total["goodput_rps"]),
+                f"{figures.share(total['good_fraction'])} good of those due",
+            )
+        )
     return shown
 
 
 def _offered(total: Json) -> str:
-    return "" if total["offered_rps"] is None else f"of {figures.rate(total['offered_rps'])} offered"
+    """Goodput beside it counts by when a request was due; this rate by when its last token came."""
+    offered = "" if total["offered_rps"] is None else f"; {figures.rate(total['offered_rps'])}/s offered"
+    return f"ended in the window{offered}"
 
 
 def _latency(title: str, block: Json, name: str) -> tuple[str, str, str]:

@@ -100,6 +100,8 @@ def measure(
     rates = reading.window_arrivals.rates(0)
     of_total = inflations[id(reading.total)]
     total = stage_numbers(_whole_window(facts), reading.total, rates, of_total, reading.times, facts, telemetry)
+    if stages:
+        total["offered_rps"] = _offered_rps(stages, total)
     shifts = reading.total.shifts()
     slo = _slo_json(facts, stages)
     capacity = None if capacity_search is None else capacity_numbers(capacity_search, facts, stages, reading.stages)
@@ -187,6 +189,14 @@ def _whole_window(facts: RunFacts) -> Stage:
         dropped_arrivals=sum(stage.dropped_arrivals for stage in facts.stages),
         lost_arrivals=sum(stage.lost_arrivals for stage in facts.stages),
     )
+
+
+def _offered_rps(stages: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> float | None:
+    """Over the window, what its stages asked for; None where one of them did not say, as in a closed loop."""
+    rates = [stage["offered_rps"] for stage in stages]
+    if None in rates or not total["length_s"]:
+        return None
+    return sum(stage["offered_rps"] * stage["length_s"] for stage in stages) / float(total["length_s"])
 
 
 def _slo_json(facts: RunFacts, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

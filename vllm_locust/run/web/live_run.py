@@ -52,6 +52,7 @@ class _Course:
         self._gpus = GpusNow()
         self._telemetry = LiveTelemetry(controller.redis)
         self._looks = 0
+        self._looked_ns: int | None = None
 
     def look(self, *, last: bool = False) -> None:
         now_ns = clock.monotonic_ns()
@@ -69,7 +70,10 @@ class _Course:
         point["gpus"] = {
             row["gpu"]: [row["utilization"], row["memory_used_bytes"], row["power_w"]] for row in self.gpu_table
         }
-        self.point = self.history.add(point)
+        if not last or self._looked_ns is None or now_ns - self._looked_ns > INTERVAL_NS // 2:
+            # Right after another look hardly anything has happened: it would be a drop that there was not.
+            self.point = self.history.add(point)
+        self._looked_ns = now_ns
         if last or self._looks % _VERDICT_EVERY == 0:
             self.verdict = verdict_json(
                 self._condition.verdict(

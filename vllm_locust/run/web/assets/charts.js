@@ -60,7 +60,13 @@ const LlmCharts = (() => {
       .filter((one) => one.data.some((pair) => pair[1] !== null));
   };
 
-  const option = (spec, points, dark) => {
+  // Whole seconds at which labels stand: fractions of one would all read the same.
+  const stepOf = (points) => {
+    const length = points.length ? points[points.length - 1].t_s - points[0].t_s : 0;
+    return [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600].find((step) => length / step <= 6);
+  };
+
+  const option = (spec, points, dark, over) => {
     const soft = dark ? "#9aa8b5" : "#5a6876", line = dark ? "#2c3945" : "#e3e8ed";
     const found = lines(spec, points), text = { color: soft, fontSize: 11 };
     const axis = { type: "value", axisLabel: text, splitLine: { lineStyle: { color: line } }, min: 0, show: found.length > 0 };
@@ -71,10 +77,10 @@ const LlmCharts = (() => {
         pageIconColor: soft, pageTextStyle: text },
       tooltip: { trigger: "axis", formatter: tooltip, confine: true, backgroundColor: dark ? "#18212a" : "#fff",
         borderColor: line, textStyle: { color: dark ? "#e6edf3" : "#17212b", fontSize: 12 } },
-      xAxis: { type: "value", show: found.length > 0, min: "dataMin", max: "dataMax", axisLabel: { ...text, formatter: clock, hideOverlap: true },
+      xAxis: { type: "value", show: found.length > 0, min: "dataMin", max: "dataMax", minInterval: 1, interval: stepOf(points), axisLabel: { ...text, showMinLabel: false, showMaxLabel: false, formatter: clock, hideOverlap: true },
         splitLine: { show: false }, axisLine: { lineStyle: { color: soft } } },
       yAxis: [axis, ...(found.some((one) => one.right) ? [{ ...axis, splitLine: { show: false }, max: 100 }] : [])],
-      title: found.length ? undefined : { text: spec.empty ?? "nothing yet", left: "center", top: "middle",
+      title: found.length ? undefined : { text: spec.empty ?? (over ? "nothing was measured" : "nothing yet"), left: "center", top: "middle",
         textStyle: { color: soft, fontSize: 13, fontWeight: "normal" } },
       series: found.map((one) => ({ type: "line", name: one.name.trim(), data: one.data, showSymbol: one.data.length < 2,
         symbolSize: 5, yAxisIndex: one.right ? 1 : 0, stack: spec.stack ? "all" : undefined,
@@ -100,9 +106,9 @@ const LlmCharts = (() => {
       echarts.connect("llm");
       new ResizeObserver(() => charts.forEach(({ chart }) => chart.resize())).observe(container);
     },
-    draw(points, dark) {
+    draw(points, dark, over) {
       for (const { spec, chart, card } of charts) {
-        const made = option(spec, points, dark), hidden = Boolean(spec.hideEmpty) && !made.series.length;
+        const made = option(spec, points, dark, over), hidden = Boolean(spec.hideEmpty) && !made.series.length;
         const appears = card.hidden && !hidden;
         card.hidden = hidden;
         if (appears) chart.resize();

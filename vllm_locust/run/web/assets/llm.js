@@ -2,7 +2,7 @@
 const byId = (id) => document.getElementById(id);
 const { number, clock } = LlmCharts;
 const POINTS_KEPT = 1800;
-let points = [], runId = null, stats = null, form = null, dark = false, formTold = [];
+let points = [], runId = null, stats = null, form = null, dark = false, formTold = [], newsAt = null;
 
 const element = (tag, text, className) => {
   const made = document.createElement(tag);
@@ -18,7 +18,11 @@ const gib = (bytes) => (bytes === null || bytes === undefined ? "–" : (bytes /
 function table(target, heads, rows, none) {
   if (!rows.length) return fill(target, [element("caption", none)]);
   const head = element("tr");
-  fill(head, heads.map((text) => element("th", text)));
+  fill(head, heads.map((text) => {
+    const one = element("th", text);
+    one.scope = "col";
+    return one;
+  }));
   fill(target, [head, ...rows.map((cells) => {
     const row = element("tr");
     fill(row, cells.map((cell) => element("td", String(cell))));
@@ -49,10 +53,14 @@ async function refresh() {
     const query = runId === null ? "" : `?run=${encodeURIComponent(runId)}&after=${after}`;
     stats = await fetchJson(`llm/stats.json${query}`);
     takePoints(stats);
+    newsAt = new Date();
+    document.body.classList.remove("stale");
     draw();
     banner(formTold.length ? formTold : stats.problems.length ? ["The run could not begin:", ...stats.problems] : []);
   } catch (error) {
     banner([`No news from the server: ${error.message}`]);
+    document.body.classList.add("stale");
+    badge("state", newsAt === null ? "no news" : `no news since ${newsAt.toLocaleTimeString()}`, "invalid");
   }
   setTimeout(refresh, 1000);
 }
@@ -71,24 +79,27 @@ function banner(lines) {
 }
 
 function badge(id, text, state) {
-  byId(id).textContent = text;
+  // Said aloud by a screen reader when it changes, and only then.
+  if (byId(id).textContent !== text) byId(id).textContent = text;
   byId(id).className = `badge ${state}`;
 }
 
 function draw() {
-  const going = stats.state !== "ready";
+  const going = stats.state !== "ready", preparing = stats.state === "preparing";
   badge("state", stats.state, stats.state);
-  const verdict = stats.run === null ? null : going || !stats.result || stats.result.run_id !== runId ? stats.verdict : stats.result.verdict;
-  const status = verdict && verdict.status;
-  badge("verdict", status ? `${going ? "so far " : ""}${status}` : "", status ?? "");
-  byId("stop").hidden = stats.state !== "running";
+  // What is told while a run is prepared is of the one before.
+  const shown = stats.run !== null && !preparing;
+  const verdict = shown ? stats.verdict : null;
+  const status = verdict && verdict.status, missed = !going && Boolean(stats.result?.slo?.missed);
+  badge("verdict", status ? `${going ? "so far " : ""}${status}${missed ? ", SLO missed" : ""}` : "", missed ? "invalid" : status ?? "");
+  byId("stop").hidden = stats.state !== "running" && !preparing;
   byId("start").hidden = going;
-  byId("live").hidden = stats.run === null;
+  byId("live").hidden = !shown;
   drawResult(going);
-  if (stats.run === null) return;
+  if (!shown) return;
   drawFacts(going, verdict);
   drawTables();
-  LlmCharts.draw(points, dark);
+  LlmCharts.draw(points, dark, !going);
 }
 
 function drawFacts(going, verdict) {
@@ -133,6 +144,16 @@ function drawTables() {
     number(one.spooled_batches)]), "No worker has said anything yet.");
 }
 
+function sloLine(one) {
+  const figure = (value) => {
+    if (value === null) return "unknown";
+    if (one.slo.includes("_fraction")) return percent(value);
+    return `${value.toLocaleString("en-US", { maximumSignificantDigits: 4 })}${/[a-zµ]$/.test(one.slo) ? " s" : ""}`;
+  };
+  const met = one.met === null ? "not decided" : one.met ? "met" : "MISSED";
+  return element("li", `SLO ${one.slo} in stage ${one.stage_name}: ${met} (${figure(one.value)})`, one.met === false ? "invalid" : one.met ? "valid" : "degraded");
+}
+
 let resultShown = null;
 function drawResult(going) {
   const result = stats.result;
@@ -140,7 +161,9 @@ function drawResult(going) {
   if (!result || resultShown === JSON.stringify(result)) return;
   resultShown = JSON.stringify(result);
   const status = result.verdict ? result.verdict.status : "no results";
-  const head = element("h2", `Result of the last run: ${status}, exit code ${result.exit_code}`, status);
+  const missed = Boolean(result.slo?.missed);
+  const words = [status, ...(missed ? ["SLO missed"] : []), `exit code ${result.exit_code}`];
+  const head = element("h2", `Result of the last run: ${words.join(", ")}`, missed || (status === "valid" && result.exit_code) ? "invalid" : status);
   // As in the report: where there is a schedule, the time to the first token counts from it.
   const ttft = (stage) => (stage.ttft_from_schedule_s?.n ? stage.ttft_from_schedule_s : stage.ttft_s);
   const scheduled = (result.stages ?? []).some((stage) => stage.ttft_from_schedule_s?.n);
@@ -152,7 +175,8 @@ function drawResult(going) {
   table(stages, ["Stage", "Offered/s", "Achieved/s", "Ok", "Failed", "Output tokens/s", "Goodput/s", `TTFT${scheduled ? " from schedule" : ""} p50 ms`, "p99", "TPOT p50 ms", "p99",
     "E2E p50 ms", "p99"], rows, result.fault ?? "No stage was measured.");
   scroll.append(stages);
-  fill(reasons, (result.verdict ? result.verdict.reasons : []).map((reason) => element("li", reason.sentence, reason.severity)));
+  fill(reasons, [...(result.slo?.stages ?? []).map(sloLine),
+    ...(result.verdict ? result.verdict.reasons : []).map((reason) => element("li", reason.sentence, reason.severity))]);
   const link = (name, href) => {
     const one = element("a", name);
     one.href = href;
@@ -203,7 +227,7 @@ function buildForm(known) {
     kind, ...[...loadFields].map(mine),
     field("user_count", "Users or slots", "the most requests in flight", known.users),
     field("spawn_rate", "Ramp up (users/s)", "", known.spawn_rate),
-    field("run_time", "Run time", "length of the window: 60, 90s, 10m; empty: until stopped; not with stages", known.run_time_s),
+    field("run_time", "Run time", "length of the window: 60, 90s, 10m; empty: until stopped", known.run_time_s),
     field("host", "Server", "base address", known.host),
     ...(known.user_classes.length ? [field("user_classes", "User class", "", known.user_classes[0], known.user_classes)] : []),
     mine("slo"), mine("workload"),
@@ -218,6 +242,10 @@ function buildForm(known) {
     for (const name of loadFields) byId("form").elements[name].closest("label").hidden = !names.includes(name);
     byId("form").elements.run_time.closest("label").hidden = TIMED_LOADS.includes(select.value);
     byId("form").elements.spawn_rate.closest("label").hidden = OPEN_LOADS.includes(select.value);
+    const open = OPEN_LOADS.includes(select.value), classes = byId("form").elements.user_classes;
+    const fitting = known.user_classes.find((name) => known.open_loop_classes.includes(name) === open);
+    // A shape's file may be of a rate or of users.
+    if (classes && fitting && select.value !== "shape" && known.open_loop_classes.includes(classes.value) !== open) classes.value = fitting;
     const users = byId("form").elements.user_count;
     if (!users.dataset.edited) users.value = OPEN_LOADS.includes(select.value) ? Math.max(known.users, known.slots) : known.users;
   };
@@ -232,7 +260,7 @@ function order() {
   for (const input of byId("form").elements) {
     if (!input.name || input.name === "load_kind") continue;
     const idle = (loadFields.includes(input.name) && !names.includes(input.name)) || (input.name === "run_time" && TIMED_LOADS.includes(kind));
-    data.set(input.name, idle ? "" : input.value.trim());
+    data.set(input.name, idle ? "" : input.value.trim() || (input.name === "run_time" ? "none" : ""));
   }
   if (kind === "trace") data.set("arrival", "trace");
   else if (data.get("arrival") === "trace") data.set("arrival", "");
@@ -274,7 +302,7 @@ async function stop() {
 function setTheme(isDark) {
   dark = isDark;
   document.documentElement.classList.toggle("dark", isDark);
-  if (stats && stats.run) LlmCharts.draw(points, dark);
+  if (stats && stats.run) LlmCharts.draw(points, dark, stats.state === "ready");
 }
 
 function startTheme() {
