@@ -196,7 +196,7 @@ def _offered_rps(stages: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) 
     rates = [stage["offered_rps"] for stage in stages]
     if None in rates or not total["length_s"]:
         return None
-    return sum(stage["offered_rps"] * stage["length_s"] for stage in stages) / float(total["length_s"])
+    return float(sum(stage["offered_rps"] * stage["length_s"] for stage in stages) / total["length_s"])
 
 
 def _slo_json(facts: RunFacts, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
