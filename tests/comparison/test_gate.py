@@ -82,7 +82,7 @@ def status(limit: Limit, base: Sequence[Floats], new: Sequence[Floats], *, alike
     assert paired == alike
     found = compare(limit.quantity, *sides, paired=paired, with_interval=False)
     assert found is not None
-    return judge(limit, {("10/s", 1): found})[0].status
+    return judge(limit, {"10/s": found})[0].status
 
 
 def failures(limit: str, pairs: Pairs, *, alike: bool, runs: int = 1) -> float:
@@ -153,7 +153,7 @@ def test_false_alarms_of_a_rate() -> None:
     random, limit = np.random.default_rng(6), Limit.parse("output_tokens_per_s -1%")
     pairs = [[rate_of_tokens(random, 25, 1) for _ in range(2)] for _ in range(PAIRS)]
     found = [compare(limit.quantity, [one], [other], paired=False, with_interval=False) for one, other in pairs]
-    gates = [judge(limit, {("8/s", 1): one})[0].status for one in found if one is not None]
+    gates = [judge(limit, {"8/s": one})[0].status for one in found if one is not None]
     assert len(gates) == PAIRS
     assert set(gates) <= {PASSED, FAILED}
     assert gates.count(FAILED) / PAIRS <= 0.05 + by_chance(0.05, PAIRS)
@@ -165,7 +165,7 @@ def test_a_rate_of_requests_too_long_or_too_few_is_not_decided() -> None:
         base, new = (rate_of_tokens(random, length_s, e2e_s) for _ in range(2))
         found = compare(limit.quantity, [base], [new], paired=False)
         assert found is not None
-        (gate,) = judge(limit, {("8/s", 1): found})
+        (gate,) = judge(limit, {"8/s": found})
         assert gate.status == UNDECIDED
         assert said in (gate.undecided or "")
     # Of repeated runs each is one value, so what goes on within one does not matter.

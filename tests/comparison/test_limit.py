@@ -7,7 +7,7 @@ from vllm_locust.comparison.limit import Limit
 from vllm_locust.comparison.quantity import Quantity
 from vllm_locust.comparison.result import FAILED, PASSED, UNDECIDED, judge
 
-STAGE = ("4/s", 1)
+STAGE = "4/s"
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_a_regression_is_evident_and_beyond_the_limit(
 def test_with_all_stages_a_limit_is_one_test() -> None:
     """Of ten stages one has p = 4 %: that is what chance alone would bring."""
     limit = Limit.parse("p99(ttft) +0%")
-    stages = {(f"{rate}/s", 1): difference(limit, 1.0, 1.2, 0.04 if rate == 3 else 0.5) for rate in range(10)}
+    stages = {f"{rate}/s": difference(limit, 1.0, 1.2, 0.04 if rate == 3 else 0.5) for rate in range(10)}
     assert {gate.status for gate in judge(limit, stages)} == {PASSED}

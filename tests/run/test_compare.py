@@ -163,6 +163,14 @@ def test_what_cannot_be_decided_comes_before_a_regression(tmp_path: Path, capsys
     assert "Beside it a regression: p50(ttft) +5%" in capsys.readouterr().err
 
 
+def test_a_base_of_an_earlier_version_has_the_same_workload(tmp_path: Path) -> None:
+    workload = {"name": "sharegpt", "fingerprint": "f", "filters": {}, "warnings": [], "token_count_method": "x"}
+    base = write_run(tmp_path / "base", latencies(0, n=100), workload=workload)
+    new = write_run(tmp_path / "new", latencies(1, n=100), workload=workload | {"content": "c"})
+    (comparison,) = compared(tmp_path, str(base), str(new))["comparisons"]
+    assert comparison["differing"] == []
+
+
 @pytest.mark.parametrize(("content", "code"), [("c", 0), ("d", 2), (None, 2)])
 def test_another_seed_explains_other_requests_of_the_same_workload_only(
     tmp_path: Path, content: str | None, code: int

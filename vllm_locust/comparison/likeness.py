@@ -104,16 +104,22 @@ def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differing
         Differing(name, base.get(name), new.get(name), name in _MUST_AGREE)
         for name in names
         if base.get(name) != new.get(name)
-        and not _explained_by_seed(name, base, new)
+        and not _explained_by_seed_or_age(name, base, new)
         and not (name in _OF_ANSWERS and not (base[name] and new[name]))
     ]
 
 
-def _explained_by_seed(name: str, base: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _explained_by_seed_or_age(name: str, base: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Another seed draws other requests from the same workload, whose content is the same."""
-    if name != "workload" or base["seed"] == new["seed"]:
+    if name != "workload":
         return False
     one, other = base[name], new[name]
+    if base["seed"] == new["seed"]:
+        # Of an earlier version only the content is not known.
+        return all(one[key] == other[key] for key in ("name", "fingerprint")) and None in (
+            one["content"],
+            other["content"],
+        )
     return one["content"] is not None and all(one[key] == other[key] for key in ("name", "content"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,9 +11,6 @@ from vllm_locust.comparison.difference import ALPHA, Difference, can_pair, compa
 from vllm_locust.comparison.limit import Limit
 from vllm_locust.comparison.quantity import TABLE, Quantity
 from vllm_locust.comparison.series import StageSeries
-
-StageKey = tuple[str, int]
-"""A stage's name, which is its load, and the how manieth of that name it is."""
 
 BETTER: Final = "better"
 WORSE: Final = "worse"
@@ -26,25 +22,12 @@ FAILED: Final = "failed"
 UNDECIDED: Final = "undecided"
 
 
-def stage_keys(names: Sequence[str]) -> list[StageKey]:
-    seen: Counter[str] = Counter()
-    keys = []
-    for name in names:
-        seen[name] += 1
-        keys.append((name, seen[name]))
-    return keys
-
-
-def stage_text(key: StageKey) -> str:
-    return key[0] if key[1] == 1 else f"{key[0]} (no. {key[1]})"
-
-
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One ``--fail-if`` in one stage."""
+    """One ``--fail-if`` in one stage, by its name: no two stages of a run have the same."""
 
     limit: Limit
-    stage: StageKey
+    stage: str
     difference: Difference
     status: str
     undecided: str | None
@@ -53,7 +36,7 @@ class Gate:
     def as_json(self) -> dict[str, Any]:
         return {
             "fail_if": self.limit.text,
-            "stage": stage_text(self.stage),
+            "stage": self.stage,
             "status": self.status,
             **self.difference.as_json(),
             "undecided": self.undecided,
@@ -64,14 +47,14 @@ class Gate:
 class Result:
     paired: bool
     """Each request is compared with the one of the same arrival."""
-    differences: Mapping[StageKey, Sequence[Difference]]
-    marked: set[tuple[StageKey, Quantity]]
+    differences: Mapping[str, Sequence[Difference]]
+    marked: set[tuple[str, Quantity]]
     """Those that differ, with at most 5 % chance that any one of them does so by chance (Holm)."""
     gates: Sequence[Gate]
-    missing: Sequence[tuple[Limit, StageKey]]
+    missing: Sequence[tuple[Limit, str]]
     """Limits on what a stage does not have."""
 
-    def mark(self, stage: StageKey, difference: Difference) -> str:
+    def mark(self, stage: str, difference: Difference) -> str:
         if difference.p_worse is None:
             return TOO_FEW
         if (stage, difference.quantity) not in self.marked:
@@ -81,14 +64,14 @@ class Result:
     def stages_json(self) -> list[dict[str, Any]]:
         return [
             {
-                "name": stage_text(stage),
+                "name": stage,
                 "differences": [one.as_json() | {"mark": self.mark(stage, one)} for one in differences],
             }
             for stage, differences in self.differences.items()
         ]
 
 
-Runs = Sequence[Mapping[StageKey, StageSeries]]
+Runs = Sequence[Mapping[str, StageSeries]]
 
 
 def hold_against(
@@ -110,7 +93,7 @@ def hold_against(
         if one.p_two_sided is not None
     }
     gates: list[Gate] = []
-    missing: list[tuple[Limit, StageKey]] = []
+    missing: list[tuple[Limit, str]] = []
     for limit in limits:
         found = {key: compare(limit.quantity, *side, paired=paired) for key, side in sides.items()}
         missing += [(limit, key) for key, one in found.items() if one is None]
@@ -131,13 +114,13 @@ def _gaps_are_itl(run: StageSeries) -> bool:
     return itl is not None and gaps is not None and itl.same_as(gaps)
 
 
-def judge(limit: Limit, found: Mapping[StageKey, Difference]) -> list[Gate]:
+def judge(limit: Limit, found: Mapping[str, Difference]) -> list[Gate]:
     """With all its stages, a limit is one test at 5 %."""
     evident = holm({key: one.p_worse for key, one in found.items() if one.p_worse is not None}, ALPHA)
     return [_gate(limit, key, one, key in evident) for key, one in found.items()]
 
 
-def _gate(limit: Limit, stage: StageKey, difference: Difference, evident: bool) -> Gate:
+def _gate(limit: Limit, stage: str, difference: Difference, evident: bool) -> Gate:
     reason = difference.undecided
     if difference.base == math.inf == difference.new:
         reason = (
@@ -149,7 +132,7 @@ def _gate(limit: Limit, stage: StageKey, difference: Difference, evident: bool) 
     return Gate(limit, stage, difference, FAILED if evident and limit.is_beyond(difference) else PASSED, None)
 
 
-def _of_no_stage(limit: Limit, stage: StageKey, new: Runs) -> Gate:
+def _of_no_stage(limit: Limit, stage: str, new: Runs) -> Gate:
     side = "NEW" if any(stage not in run for run in new) else "BASE"
     reason = f"a run of {side} has no requests in this stage, and BASE has"
     return Gate(limit, stage, Difference(quantity=limit.quantity, base=None, new=None, n=0), UNDECIDED, reason)

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from vllm_locust.comparison.likeness import Differing, differing, known_names, unexpected
 from vllm_locust.comparison.limit import Limit
-from vllm_locust.comparison.result import FAILED, UNDECIDED, Result, StageKey, hold_against, stage_text
+from vllm_locust.comparison.result import FAILED, UNDECIDED, Result, hold_against
 from vllm_locust.comparison.scaling import best_stage, scaling_curve
 from vllm_locust.comparison.series import StageSeries
 from vllm_locust.errors import InvalidMeasurement, SloMissed, UsageError
@@ -191,7 +191,7 @@ def _refuse_empty(result: Result, base: Setting, new: Setting) -> None:
     if result.missing:
         limit, stage = result.missing[0]
         raise UsageError(
-            f"--fail-if {limit.text!r}: stage {stage_text(stage)} of {base.label} or {new.label} has no "
+            f"--fail-if {limit.text!r}: stage {stage} of {base.label} or {new.label} has no "
             f"{limit.quantity.metric}; limit another quantity"
         )
 
@@ -219,10 +219,10 @@ def _remarks(
         yield "some requests failed: in percentiles they are slower than everything"
 
 
-def _unmatched(runs: Sequence[Mapping[StageKey, StageSeries]]) -> Iterator[str]:
+def _unmatched(runs: Sequence[Mapping[str, StageSeries]]) -> Iterator[str]:
     alone = dict.fromkeys(key for run in runs for key in run if any(key not in other for other in runs))
     if alone:
-        yield f"not in every run, and so not compared: stage {', '.join(stage_text(key) for key in alone)}"
+        yield f"not in every run, and so not compared: stage {', '.join(alone)}"
 
 
 def _comparison_json(

@@ -11,7 +11,6 @@ from typing import Any, Self
 import pyarrow as pa
 
 from vllm_locust.comparison.likeness import settings
-from vllm_locust.comparison.result import StageKey, stage_keys
 from vllm_locust.comparison.series import StageSeries
 from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.report.run_facts import RunFacts
@@ -83,7 +82,7 @@ class ComparedRun:
             return None
         return schedule["fingerprint"], self.run["workload"]["fingerprint"], self.run["config"]["seed"]
 
-    def stage_series(self) -> dict[StageKey, StageSeries]:
+    def stage_series(self) -> dict[str, StageSeries]:
         path = RunDirectory(self.path).requests_parquet
         try:
             series = read_stage_series(self.run, path)
@@ -92,8 +91,7 @@ class ComparedRun:
                 f"{shown(path)} cannot be read ({error}); merge the run anew, or give another one"
             ) from error
         stages = RunFacts.from_run(self.run).stages
-        keys = stage_keys([stage.name for stage in stages])
-        return {key: series[stage.index] for key, stage in zip(keys, stages, strict=True) if stage.index in series}
+        return {stage.name: series[stage.index] for stage in stages if stage.index in series}
 
     def as_json(self) -> dict[str, Any]:
         return {
