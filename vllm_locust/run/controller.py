@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -31,13 +29,11 @@ from vllm_locust.run.course.course import Course, RunView
 from vllm_locust.run.course.spawning import SpawnOrder
 from vllm_locust.run.messenger import ABANDON, DRAIN, Messenger
 from vllm_locust.run.progress import Progress
+from vllm_locust.run.results.merge_apart import merge_apart
 from vllm_locust.run.results.recovery import STOPPED_EARLY, WORKERS, left_in_redis
 from vllm_locust.run.run_description import Checked, description
-from vllm_locust.run.telemetry.own_collector import OwnCollector, OwnCollectorConfig
-from vllm_locust.run.telemetry.server_metrics import ScraperProcess, start_scraper
-from vllm_locust.run.telemetry.server_scraper import ScraperConfig
+from vllm_locust.run.telemetry.samplers import Samplers
 from vllm_locust.run.workers import RunWorkers
-from vllm_locust.standard_streams import Output, OutputFailed
 from vllm_locust.store.clock_offset import ClockOffset, measure_clock_offset
 from vllm_locust.store.embedded import EmbeddedValkey, start_embedded
 from vllm_locust.store.intake import RecorderReport
@@ -88,9 +84,7 @@ class RunController:
         self._store: RunStore | None = None
         self._control: ControlFields | None = None
         self._recorder: RecorderProcess | None = None
-        self._scraper: ScraperProcess | None = None
-        self._collector: OwnCollector | None = None
-        self._pages_scraped: dict[str, Any] | None = None
+        self._samplers = Samplers(checked, self.run_id)
         self._clock_offset: ClockOffset | None = None
         self._axis = WallAxis()
         self._progress = Progress(self._config.progress)
@@ -180,8 +174,7 @@ class RunController:
             spawn=gevent.spawn,
         )
         self._redis_url = url
-        self._start_scraper()
-        self._start_collector()
+        self._samplers.start(url)
         parts = self._course.parts(self._messenger.worker_ids())
         for worker_id, part in parts.items():
             self._workers.prepare(worker_id, self._prepare_message() | part)
@@ -189,36 +182,8 @@ class RunController:
         write_json(self.run_dir.run_json, at_start)
         self._control = ControlFields(self._store, json.dumps(at_start))
         self._workers.await_ready()
-        if self._scraper is not None:
-            self._scraper.await_first_look()
+        self._samplers.await_first_look()
         self._course.check_ready()
-
-    def _start_scraper(self) -> None:
-        pages, secrets = self._checked.metrics_pages, self._checked.secrets
-        if not pages:
-            return
-        self._scraper = start_scraper(
-            ScraperConfig(
-                run_id=self.run_id,
-                redis_url=self._redis_url,
-                redis_password_file=None if secrets.redis_password_file is None else str(secrets.redis_password_file),
-                pages=pages,
-                tls=self._config.tls,
-                api_key=secrets.api_key,
-            ),
-            spawn=gevent.spawn,
-        )
-
-    def _start_collector(self) -> None:
-        password_file = self._checked.secrets.redis_password_file
-        if self._config.collect != "none":
-            self._collector = OwnCollector(
-                OwnCollectorConfig(
-                    what=self._config.collect,
-                    redis_url=self._redis_url,
-                    redis_password_file=None if password_file is None else str(password_file),
-                )
-            )
 
     def _measure_clock(self, server_run_id: str) -> None:
         assert self._store is not None
@@ -322,7 +287,7 @@ class RunController:
         return self._axis.unix_ns() + shift_ns(self._clock_offset)
 
     def _requests_waiting(self) -> float | None:
-        return None if self._scraper is None else self._scraper.requests_waiting
+        return self._samplers.requests_waiting
 
     # The end
 
@@ -358,13 +323,13 @@ class RunController:
         self._workers.tell(self._messenger.worker_ids(), DRAIN)
         limit_ns = self._config.drain_timeout_ns + FLUSH_TIMEOUT_NS + 15_000_000_000
         missing = self._workers.await_flushed(limit_ns, self._course.show)
-        self._end_scraper()
+        self._samplers.end_scraper()
         report = self._end_recorder()
         write_json(
             self.run_dir.run_json, self._run_json(report, stopped_early, missing) | {"ended_unix_ns": clock.unix_ns()}
         )
         self._progress.end()
-        self._merge()
+        self.exit_code = merge_apart(self.run_dir)
         if report is not None and report.drained:
             self._let_expire()
 
@@ -374,11 +339,6 @@ class RunController:
                 self._store.ttl(self._config.ttl_ns // 1_000_000_000)
         except StoreError as error:
             logger.warning("%s; what Redis holds of the run %s stays there", error, self.run_id)
-
-    def _end_scraper(self) -> None:
-        if self._scraper is not None:
-            self._pages_scraped = self._scraper.finish()
-            self._scraper = None
 
     def _end_recorder(self) -> RecorderReport | None:
         if self._recorder is None:
@@ -395,30 +355,12 @@ class RunController:
             logger.error("%s", left_in_redis(report, self.run_dir, url, None if valkey is None else STAY_S))
         return report
 
-    def _merge(self) -> None:
-        """In a process of its own: a merge takes memory and seconds, and the master's loop must keep turning."""
-        command = [sys.executable, "-m", "vllm_locust", "merge", str(self.run_dir.path)]
-        merge = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        self.exit_code = merge.returncode if merge.returncode >= 0 else 1
-        try:
-            output = Output(sys.stdout)
-            output.write(merge.stdout)
-            output.flush()
-        except OutputFailed as error:
-            # The run's result is what the merge says, whoever reads it.
-            logger.warning("%s; the report is in %s", error, self.run_dir.report_txt)
-
     def _tear_down(self) -> None:
-        if self._scraper is not None:
-            self._scraper.kill()
-            self._scraper = None
         if self._recorder is not None:
             self._recorder.kill()
             self._recorder = None
-        if self._collector is not None:
-            # Only now: the recorder waits for what is sampled till the end.
-            self._collector.end()
-            self._collector = None
+        # Only now: the recorder waits for what is sampled till the end.
+        self._samplers.end()
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -439,6 +381,6 @@ class RunController:
             "stopped_early": stopped_early,
             "workers": self._workers.to_json(missing or []),
             "records": None,
-            "pages_scraped": self._pages_scraped,
+            "pages_scraped": self._samplers.pages_scraped,
             "recorder": None if report is None else asdict(report),
         }

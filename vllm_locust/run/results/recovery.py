@@ -23,6 +23,7 @@ from vllm_locust.errors import StoreError, UsageError
 from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.course.stage_spans import StageSpan, cut_stages
+from vllm_locust.run.results.missing_records import missing_records, refused_batches
 from vllm_locust.store.intake import RecorderReport, absorb_spools
 from vllm_locust.store.parts import PartsInUse, list_parts, read_part_rows
 from vllm_locust.store.recorder import RecorderConfig
@@ -225,7 +226,7 @@ def completed(
         for worker in workers["ids"]
         if worker not in workers["flushed"]
     }
-    completed_run["records"] = _missing_records(workers["flushed"], sent, held, _refused_batches(run_dir))
+    completed_run["records"] = missing_records(workers["flushed"], sent, held, refused_batches(run_dir))
     return completed_run
 
 
@@ -280,39 +281,3 @@ def _last_record_unix_ns(run_dir: RunDirectory, clocks: WorkerClocks) -> int:
             columns = RequestColumns(clocks.move(rows))
             last_ns = max(last_ns, int((columns.ints("sent_unix_ns") + columns.ended_ns).max(initial=0)))
     return last_ns
-
-
-def _missing_records(
-    flushed: Mapping[str, Any], sent: Mapping[str, int], held: RecorderReport, refused: int
-) -> dict[str, int]:
-    """What is known to exist and is in no part: from the workers' last words, from gaps in their batches' numbers, and
-    for a worker without last words from what it is known to have ``sent``: by the last snapshot that its master had of
-    it, and by its last batch.
-    """
-    lost, batches, spooled = held.lost_rows, 0, 0
-    for worker in {*flushed, *held.highest}:
-        words = flushed.get(worker, {"last_seq": 0, "spool_path": None, "requests": 0})
-        behind = max(int(words["last_seq"]), held.highest.get(worker, 0)) - held.worker_batches.get(worker, 0)
-        if words["spool_path"]:
-            spooled += behind
-        else:
-            batches += behind
-        if not behind:
-            # Every batch is there, so what is missing never became a part of one.
-            lost += _unaccounted(int(words["requests"]), worker, held)
-    lost += sum(_unaccounted(count, worker, held) for worker, count in sent.items())
-    # A refused batch of a known worker is a gap already, maybe refused several times.
-    batches = batches or refused
-    return {"lost": lost, "batches_lost": batches, "spooled_batches": spooled}
-
-
-def _unaccounted(requests: int, worker: str, held: RecorderReport) -> int:
-    return max(0, requests - held.worker_rows.get(worker, 0) - held.worker_lost_rows.get(worker, 0))
-
-
-def _refused_batches(run_dir: RunDirectory) -> int:
-    """Batches that the recorder could not read. Those of another run are no loss of this one."""
-    if not run_dir.recorder_json.is_file():
-        return 0
-    refused: Mapping[str, int] = read_json(run_dir.recorder_json)["refused"]
-    return sum(count for reason, count in refused.items() if reason != "other_run")
