@@ -95,6 +95,8 @@ def _client(options: RedisOptions) -> redis.Redis:
         retry=Retry(NoBackoff(), 0),
         retry_on_timeout=False,
         client_name="vllm-locust",
+        # No CLIENT SETINFO: a Redis before 7.2 knows no such command, nor a rule that would allow it.
+        driver_info=None,
         **connection,
     )
     return redis.Redis(connection_pool=pool)
