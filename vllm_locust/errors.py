@@ -70,3 +70,8 @@ class SloMissed(VllmLocustError):
     """The measurement is good and the server is not: a per-stage SLO was missed."""
 
     exit_code = 3
+
+
+def one_line(error: Exception) -> str:
+    """What a library says of a fault, without its line breaks and control characters."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())

@@ -203,7 +203,13 @@ def _description(last_seq: dict[str, int], requests: int, length_ns: int) -> dic
         "token_detail": True,
         "server": {"model": "m", "max_model_len": None, "is_vllm": True, "version": "0.24.0"},
         "server_metrics": {"pages": []},
-        "workload": {"name": "synthetic", "fingerprint": "none", "warnings": [], "filters": {}},
+        "workload": {
+            "name": "synthetic",
+            "fingerprint": "none",
+            "token_count_method": "none",
+            "warnings": [],
+            "filters": {},
+        },
         "started_unix_ns": T0_UNIX_NS,
         "ended_unix_ns": edges[-1] + SECOND_NS,
         "stopped_early": None,
@@ -227,6 +233,9 @@ def _description(last_seq: dict[str, int], requests: int, length_ns: int) -> dic
             "finished": {},
             "flushed": {
                 worker_id: {
+                    "run_id": RUN_ID,
+                    "worker_id": worker_id,
+                    "wall_clock_moved_ns": 0,
                     "last_seq": seq,
                     "durable_seq": seq,
                     "requests": requests,

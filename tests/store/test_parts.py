@@ -169,7 +169,7 @@ def test_a_part_of_the_version_before_is_read_with_nulls_for_what_it_lacks(run_d
     report = finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
     assert (report.rows, pq.read_table(run_dir.requests_parquet).column("arrival").null_count) == (4, 4)
     pq.write_table(old.drop_columns(["turn"]), run_dir.parts / "requests-000001.parquet")
-    with pytest.raises(StoreError, match="does not hold the rows"):
+    with pytest.raises(StoreError, match="other columns than this version"):
         finalize(run_dir.parts, BatchKind.REQUESTS, run_dir.requests_parquet, with_verdicts)
 
 

@@ -72,7 +72,7 @@ def test_names_are_safe_and_never_meet(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_spool_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
-    with pytest.raises(StoreError, match="is not a spool"):
+    with pytest.raises(StoreError, match="is no spool"):
         list(read_spool(tmp_path / "x"))
     with pytest.raises(StoreError, match="cannot be read"):
         list(read_spool(tmp_path / "absent"))

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from vllm_locust.errors import StoreError, one_line
 from vllm_locust.outcome import Outcome
 from vllm_locust.slo import REQUEST_METRICS
 
@@ -38,18 +39,27 @@ CHUNKS_PER_BATCH: Final = 1 << 18
 def read_batches(source: Source, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """In pieces of bounded size, so that memory does not grow with the run or with the length of answers.
 
-    ``columns`` that the file lacks are left out.
+    ``columns`` that the file lacks are left out. Raises ``StoreError`` where it cannot be read.
     """
     if isinstance(source, Path):
-        # Arrow itself takes no path that is no UTF-8.
-        with source.open("rb") as opened, pq.ParquetFile(opened) as file:
-            names = file.schema_arrow.names
-            wanted = names if columns is None else [name for name in columns if name in names]
-            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
-                yield from _small(batch)
+        for batch in _stored(source, columns):
+            yield from _small(batch)
     else:
         for batch in source:
             yield from _small(batch)
+
+
+def _stored(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    try:
+        # Arrow itself takes no path that is no UTF-8.
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
+            names = file.schema_arrow.names
+            wanted = names if columns is None else [name for name in columns if name in names]
+            batches = file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted)
+            while (batch := next(batches, None)) is not None:
+                yield batch
+    except (OSError, pa.ArrowException) as exc:
+        raise StoreError(f"{path} cannot be read: {one_line(exc)}; merge the run again") from exc
 
 
 def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ size, and each stretch is gathered in one pass over the parts that hold a piece 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -40,6 +40,35 @@ def _requests_order() -> list[str]:
 
 REQUESTS_PARQUET_ORDER: Final = tuple(_requests_order())
 """The columns of ``requests.parquet``; ``stage``, ``phase`` and ``good`` come from the merge, any other follows."""
+
+_MERGE_TYPES: Final = {"stage": pa.int32(), "phase": pa.string(), "good": pa.bool_()}
+
+
+def requests_schema() -> pa.Schema:
+    """Of ``requests.parquet``, whatever else is in it."""
+    own = schema_of(BatchKind.REQUESTS)
+    types = {field.name: field.type for field in own} | _MERGE_TYPES
+    return pa.schema([pa.field(name, types[name]) for name in REQUESTS_PARQUET_ORDER])
+
+
+def refuse_fewer_rows(parts_dir: Path, tables: Mapping[BatchKind, Path]) -> None:
+    """Raises ``StoreError`` where a table that was merged before holds more than the parts do now: some are gone, and
+    what only the table holds must not be lost with them.
+    """
+    parts = list_parts(parts_dir) if parts_dir.is_dir() else []
+    for kind, table in tables.items():
+        held = sum(batch.rows for batch, _, _ in sorted_batches([part for part in parts if part.kind is kind]))
+        try:
+            before = pq.read_metadata(table).num_rows if table.is_file() else 0
+        except (OSError, pa.ArrowException):
+            continue  # it holds nothing that can be read, and is made anew
+        if held < before:
+            raise StoreError(
+                f"{table} holds {before:,} rows, and the parts in {parts_dir} only {held:,}: a merge would lose "
+                f"{before - held:,}; put the missing part files back; to merge what is left all the same, move "
+                f"{table.name} away first"
+            )
+
 
 AddColumns = Callable[[pa.RecordBatch], pa.RecordBatch]
 _PASS_BYTES: Final = 512 << 20

@@ -17,8 +17,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vllm_locust.errors import StoreError
-from vllm_locust.store.durable_file import atomic_path, fsync_directory
+from vllm_locust.errors import StoreError, one_line
+from vllm_locust.store.durable_file import MOVE_AWAY, atomic_path, fsync_directory, is_regular_file
 from vllm_locust.store.lock_file import try_lock
 from vllm_locust.store.schema import Batch, BatchKind, as_current, schema_of
 
@@ -113,11 +113,11 @@ def read_part(path: Path) -> Part:
     assert match is not None
     kind = next(kind for kind, name in PART_NAMES.items() if name == match[1])
     try:
-        metadata = pq.read_schema(path).metadata
+        metadata = pq.read_schema(path).metadata or {}
         batches = tuple(PartBatch(*listed) for listed in json.loads(metadata[_LISTED]))
         return Part(path, kind, int(match[2]), metadata[_RUN].decode(), batches)
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as exc:
-        raise StoreError(f"the part file {path} is damaged: {exc}") from exc
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise StoreError(f"the part file {path} is damaged: {_words(exc)}; {MOVE_AWAY}") from exc
 
 
 def read_part_rows(part: Part) -> pa.Table:
@@ -125,15 +125,24 @@ def read_part_rows(part: Part) -> pa.Table:
         with pq.ParquetFile(part.path) as file:
             rows = as_current(file.read().replace_schema_metadata(None), part.kind)
     except (OSError, pa.ArrowException) as exc:
-        raise StoreError(f"the part file {part.path} cannot be read: {exc}") from exc
-    if rows is None or rows.num_rows != sum(batch.rows for batch in part.batches):
-        raise StoreError(f"the part file {part.path} does not hold the rows that it lists")
+        raise StoreError(f"the part file {part.path} cannot be read: {one_line(exc)}; {MOVE_AWAY}") from exc
+    if rows is None:
+        raise StoreError(
+            f"the part file {part.path} has other columns than this version's: merge it with the one that wrote it, "
+            "or move it away: what it held counts as lost"
+        )
+    if rows.num_rows != sum(batch.rows for batch in part.batches):
+        raise StoreError(f"the part file {part.path} does not hold the rows that it lists; {MOVE_AWAY}")
     return rows.combine_chunks()
+
+
+def _words(exc: Exception) -> str:
+    return f"it has no {exc}" if isinstance(exc, KeyError) else one_line(exc)
 
 
 def list_parts(parts_dir: Path) -> list[Part]:
     """Every part, by number."""
-    paths = [path for path in parts_dir.iterdir() if _PART_FILE.fullmatch(path.name)]
+    paths = [path for path in parts_dir.iterdir() if _PART_FILE.fullmatch(path.name) and is_regular_file(path)]
     return sorted(map(read_part, paths), key=lambda part: (part.number, part.kind))
 
 

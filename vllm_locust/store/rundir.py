@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,10 +22,20 @@ class RunDirectory:
     is_new: bool = field(default=False, compare=False)
     """It was made for this run."""
 
+    def refuse_name(self) -> None:
+        """Raises ``UsageError`` where it is not UTF-8: Parquet files and the workers know their paths as such."""
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"the run directory {str(self.path)!r}: its name, or one above it, is not UTF-8; give another one"
+            ) from None
+
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
         """A new directory for a run. Raises ``UsageError`` where there is one with a run in it."""
         made = cls(path, is_new=not path.exists())
+        made.refuse_name()
         made.refuse_run()
         made.make()
         return made
@@ -145,8 +156,25 @@ def write_text(path: Path, text: str) -> None:
         raise StoreError(f"{path} cannot be written: {exc.strerror or exc}") from exc
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is no number of JSON")
+    return number
+
+
 def read_json(path: Path) -> Any:
+    """Raises ``StoreError`` where it cannot be read, or is no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise StoreError(f"{path} cannot be read: {exc}") from exc
+        if path.exists() and not path.is_file():
+            raise OSError("it is no regular file")
+        return json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+    except (OSError, ValueError, RecursionError) as exc:
+        raise StoreError(f"{path} cannot be read: {exc}; put a good copy in its place") from exc
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Raises ``StoreError`` where it holds something else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} is damaged: it holds no JSON object; put a good copy in its place")
+    return value

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from vllm_locust.errors import StoreError
-from vllm_locust.store.durable_file import fsync_directory
+from vllm_locust.store.durable_file import MOVE_AWAY, fsync_directory, is_regular_file
 from vllm_locust.store.schema import MAX_BATCH_BYTES, check_run_id
 
 _MAGIC: Final = b"vllm-locust spool 1\n"
@@ -36,7 +36,8 @@ def spool_path(spool_dir: Path, run_id: str, worker_id: str) -> Path:
 
 def spools_of_run(spool_dir: Path, run_id: str) -> list[Path]:
     pattern = re.compile(re.escape(check_run_id(run_id)) + r"\.[A-Za-z0-9_-]+" + re.escape(_SUFFIX))
-    return sorted(path for path in spool_dir.glob(f"*{_SUFFIX}") if pattern.fullmatch(path.name))
+    named = (path for path in spool_dir.glob(f"*{_SUFFIX}") if pattern.fullmatch(path.name))
+    return sorted(path for path in named if is_regular_file(path))
 
 
 class Spool:
@@ -106,11 +107,11 @@ def read_spool(path: Path) -> Iterator[bytes]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
-        raise StoreError(f"the spool {path} cannot be read: {exc.strerror}") from exc
+        raise StoreError(f"the spool {path} cannot be read: {exc.strerror}; {MOVE_AWAY}") from exc
     try:
         if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
             raise StoreError(
-                f"{path} is not a spool of this version: it does not begin with {_MAGIC.decode().strip()!r}"
+                f"{path} is no spool of this version: it does not begin with {_MAGIC.decode().strip()!r}; {MOVE_AWAY}"
             )
         position = len(_MAGIC)
         while (payload := _frame(descriptor, position)) is not None:

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vllm_locust import clock
-from vllm_locust.errors import StoreError
+from vllm_locust.errors import StoreError, one_line
 from vllm_locust.store.clock_offset import ClockOffset
-from vllm_locust.store.durable_file import atomic_path
+from vllm_locust.store.durable_file import atomic_path, is_regular_file
 from vllm_locust.store.parts import WorkerLedger
 from vllm_locust.store.schema import BatchRefused
 from vllm_locust.store.telemetry_schema import TelemetryBatch, decode_telemetry, telemetry_schema
@@ -57,31 +57,39 @@ class TelemetryPart:
 
 
 def telemetry_parts(directory: Path) -> list[TelemetryPart]:
-    """By number. Nothing where there was no telemetry."""
+    """By number. Nothing where there was no telemetry. A run is whole without what is damaged of it: that is told, and
+    left out.
+    """
     paths = [path for path in directory.iterdir() if _PART_FILE.fullmatch(path.name)] if directory.is_dir() else []
-    return sorted(map(_read_part, paths), key=lambda part: (part.number, part.kind))
+    parts = []
+    for path in filter(is_regular_file, paths):
+        try:
+            parts.append(_read_part(path))
+        except StoreError as error:
+            print(f"vllm-locust: {error}; it is left out", file=sys.stderr, flush=True)
+    return sorted(parts, key=lambda part: (part.number, part.kind))
 
 
 def read_telemetry_rows(part: TelemetryPart) -> pa.Table:
     try:
         return pq.read_table(part.path, schema=telemetry_schema(part.kind)).replace_schema_metadata(None)
     except (OSError, pa.ArrowException) as exc:
-        raise StoreError(f"the part file {part.path} cannot be read: {exc}") from exc
+        raise StoreError(f"the part file {part.path} cannot be read: {one_line(exc)}") from exc
 
 
 def _read_part(path: Path) -> TelemetryPart:
     match = _PART_FILE.fullmatch(path.name)
     assert match is not None
     try:
-        metadata = pq.read_schema(path).metadata
+        metadata = pq.read_schema(path).metadata or {}
         batches = tuple(ListedBatch(*listed) for listed in json.loads(metadata[_LISTED]))
         clocks = {
             source: tuple(ClockOffset(**one) for one in measured)
             for source, measured in json.loads(metadata[_CLOCKS]).items()
         }
         return TelemetryPart(path, TelemetryKind(match[1]), int(match[2]), batches, clocks)
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as exc:
-        raise StoreError(f"the part file {path} is damaged: {exc}") from exc
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+        raise StoreError(f"the part file {path} is damaged: {one_line(exc)}") from exc
 
 
 @dataclass(frozen=True, slots=True)

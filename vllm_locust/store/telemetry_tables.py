@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -47,7 +48,11 @@ def write_telemetry(
 
 
 def _arranged(part: TelemetryPart, arrange: Arrange) -> Iterator[pa.Table]:
-    rows = read_telemetry_rows(part)
+    try:
+        rows = read_telemetry_rows(part)
+    except StoreError as error:
+        sys.stderr.write(f"vllm-locust: {error}; it is left out\n")
+        return
     begin = 0
     for batch in part.batches:
         yield arrange(batch.source, rows.slice(begin, batch.rows))

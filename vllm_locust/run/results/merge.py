@@ -30,12 +30,13 @@ from vllm_locust.report.text import render_text
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.results.arrivals import account_for_arrivals
 from vllm_locust.run.results.experiments import record_experiment
-from vllm_locust.run.results.recovery import MergeOrder, check_known, completed, read_control, take_in
+from vllm_locust.run.results.recovery import MergeOrder, check_known, completed, take_in
+from vllm_locust.run.results.run_files import check_tables, read_control, read_run, read_search
 from vllm_locust.run.telemetry.merge import merge_telemetry
 from vllm_locust.slo import Slo, judge_requests, parse_slos
-from vllm_locust.store.finalize import finalize
+from vllm_locust.store.finalize import finalize, refuse_fewer_rows
 from vllm_locust.store.lock_file import try_lock
-from vllm_locust.store.rundir import RunDirectory, read_json, write_json, write_text
+from vllm_locust.store.rundir import RunDirectory, write_json, write_text
 from vllm_locust.store.schema import BatchKind
 from vllm_locust.telemetry import TelemetryKind
 from vllm_locust.workload.load import load_workload
@@ -56,12 +57,19 @@ class Merged:
 
 def merge_run(order: MergeOrder) -> Merged:
     """Take in what is left of the run in spools and in Redis, and write all its results."""
+    order.run_dir.refuse_name()
     check_known(order)
     with _alone(order.run_dir):
         take_in(order)
+        _refuse_fewer(order.run_dir)
         for leftover in order.run_dir.path.glob(".*.tmp"):
             leftover.unlink()
         return _merged(order.run_dir)
+
+
+def _refuse_fewer(run_dir: RunDirectory) -> None:
+    tables = {BatchKind.REQUESTS: run_dir.requests_parquet, BatchKind.HEALTH: run_dir.workers_parquet}
+    refuse_fewer_rows(run_dir.parts, tables)
 
 
 @contextmanager
@@ -88,7 +96,7 @@ def _alone(run_dir: RunDirectory) -> Iterator[None]:
 def _merged(run_dir: RunDirectory) -> Merged:
     control = read_control(run_dir)
     clocks = WorkerClocks.from_control(control)
-    run = completed(read_json(run_dir.run_json), control, run_dir, clocks)
+    run = completed(read_run(run_dir), control, run_dir, clocks)
     run["clock"] = clocks.as_json()
     slos = parse_slos(run["config"]["slos"])
     finalize(
@@ -104,15 +112,17 @@ def _merged(run_dir: RunDirectory) -> Merged:
 
 def report_run(run_dir: RunDirectory) -> Merged:
     """Make summary and reports from the tables that a merge has written. Raises UsageError where there are none."""
+    run_dir.refuse_name()
     if not (run_dir.run_json.is_file() and run_dir.requests_parquet.is_file()):
         raise UsageError(f"{run_dir.path} holds no merged run; give the directory of a run, or merge it first")
     with _alone(run_dir):
-        run = read_json(run_dir.run_json)
+        run = read_run(run_dir)
+        check_tables(run_dir)
         return _write_reports(run_dir, run, _workload_again(run))
 
 
 def _write_reports(run_dir: RunDirectory, run: dict[str, Any], workload: Workload | None) -> Merged:
-    search = read_json(run_dir.capacity_json) if run_dir.capacity_json.is_file() else None
+    search = read_search(run_dir)
     workers = run_dir.workers_parquet
     measured = measure(
         run,
@@ -145,7 +155,7 @@ def _record(run_dir: RunDirectory, run: Mapping[str, Any], summary: Mapping[str,
 
 
 def _if_there(path: Path) -> Path | None:
-    return path if path.is_file() else None
+    return path if path.exists() else None
 
 
 def add_columns(rows: pa.RecordBatch, run: Mapping[str, Any], slos: list[Slo], clocks: WorkerClocks) -> pa.RecordBatch:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_locust.run.results.run_files import read_refused
 from vllm_locust.store.intake import RecorderReport
-from vllm_locust.store.rundir import RunDirectory, read_json
+from vllm_locust.store.rundir import RunDirectory
 
 
 def missing_records(
@@ -39,7 +40,4 @@ def _unaccounted(requests: int, worker: str, held: RecorderReport) -> int:
 
 def refused_batches(run_dir: RunDirectory) -> int:
     """Batches that the recorder could not read. Those of another run are no loss of this one."""
-    if not run_dir.recorder_json.is_file():
-        return 0
-    refused: Mapping[str, int] = read_json(run_dir.recorder_json)["refused"]
-    return sum(count for reason, count in refused.items() if reason != "other_run")
+    return sum(count for reason, count in read_refused(run_dir).items() if reason != "other_run")

@@ -24,13 +24,14 @@ from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.course.stage_spans import StageSpan, cut_stages
 from vllm_locust.run.results.missing_records import missing_records, refused_batches
+from vllm_locust.run.results.run_files import damage_named, read_control, read_run
 from vllm_locust.store.intake import RecorderReport, absorb_spools
 from vllm_locust.store.parts import PartsInUse, list_parts, read_part_rows
 from vllm_locust.store.recorder import RecorderConfig
 from vllm_locust.store.recorder_process import start_recorder
 from vllm_locust.store.redis_store import RunStore
 from vllm_locust.store.redis_url import redis_options
-from vllm_locust.store.rundir import RunDirectory, read_json, write_json
+from vllm_locust.store.rundir import RunDirectory, write_json
 from vllm_locust.store.schema import BatchKind, check_worker_id
 from vllm_locust.store.spool import spools_of_run
 from vllm_locust.worker_message import read_last_words
@@ -80,7 +81,7 @@ class MergeOrder:
         is_path = os.sep in run or Path(run).is_dir()  # no id has a separator in it
         directory = RunDirectory(run_dir or (Path(run) if is_path else Path("runs", run)))
         if directory.run_json.is_file():
-            run_id = str(read_json(directory.run_json)["run_id"])
+            run_id = str(read_run(directory)["run_id"])
             if not is_path and run != run_id:
                 raise UsageError(
                     f"merge {run}: {directory.path} holds the run {run_id}; give that id or another --run-dir"
@@ -136,7 +137,9 @@ def take_in(order: MergeOrder) -> None:
     if order.redis_url is not None:
         _drain(order, order.redis_url)
     if not order.run_dir.run_json.is_file():
-        write_json(order.run_dir.run_json, json.loads(read_control(order.run_dir)[RUN]))
+        with damage_named(order.run_dir.control_json):
+            at_start = json.loads(read_control(order.run_dir)[RUN])
+        write_json(order.run_dir.run_json, at_start)
     if order.redis_url is not None:
         _let_expire(order)
 
@@ -191,14 +194,9 @@ def _drain(order: MergeOrder, redis_url: str) -> None:
 def _let_expire(order: MergeOrder) -> None:
     store = _store(order)
     try:
-        store.ttl(int(read_json(order.run_dir.run_json)["config"]["ttl_ns"]) // 1_000_000_000)
+        store.ttl(int(read_run(order.run_dir)["config"]["ttl_ns"]) // 1_000_000_000)
     finally:
         store.close()
-
-
-def read_control(run_dir: RunDirectory) -> dict[str, str]:
-    """The run's control fields, as the recorder last saw them."""
-    return read_json(run_dir.control_json) if run_dir.control_json.is_file() else {}
 
 
 def completed(
@@ -213,11 +211,13 @@ def completed(
         workers["ids"] = _known_workers(workers["ids"], control, held, clocks)
         workers["expected"] = len(workers["ids"])
         workers["missing"] = [worker for worker in workers["ids"] if worker not in workers["flushed"]]
-        spans = [StageSpan.from_json(span) for span in json.loads(control.get(STAGES, "[]"))]
-        window = _window(run, control, spans, _last_record_unix_ns(run_dir, clocks))
-        completed_run["window"] = window
-        completed_run["stages"] = cut_stages(spans, window["end_unix_ns"]) if window else []
-        completed_run |= {key: json.loads(control[key]) for key in (SCHEDULE, SHARES) if key in control}
+        last_record_ns = _last_record_unix_ns(run_dir, clocks)
+        with damage_named(run_dir.control_json):
+            spans = [StageSpan.from_json(span) for span in json.loads(control.get(STAGES, "[]"))]
+            window = _window(run, control, spans, last_record_ns)
+            completed_run["window"] = window
+            completed_run["stages"] = cut_stages(spans, window["end_unix_ns"]) if window else []
+            completed_run |= {key: json.loads(control[key]) for key in (SCHEDULE, SHARES) if key in control}
         completed_run["stopped_early"] = (control[STOPPED_EARLY] or None) if STOPPED_EARLY in control else MASTER_ENDED
         completed_run["workers"] = workers
     told = workers.get("sent", {})
