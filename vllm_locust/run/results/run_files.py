@@ -128,7 +128,9 @@ def _check_run(run: JsonFields) -> None:
     workload.mapping("filters")
     workload.texts("warnings")
     if _has(workload, "shared_prefix"):
-        _each(workload, "shared_prefix", JsonFields.count)
+        prefix = workload.mapping("shared_prefix", keys=("groups", "tokens"))
+        for name in prefix.content:
+            prefix.count(name)
     _check_time(run, "started_unix_ns")
     if _has(run, "ended_unix_ns"):
         _check_time(run, "ended_unix_ns")
@@ -216,6 +218,7 @@ def _check_config(config: JsonFields) -> None:
             continue
         if type(value) not in accepted and not (float in accepted and type(value) is int):
             raise ValueError(f"{config.name(name)} is a {type(value).__name__}")
+    config.count("seed")
     config.mapping("extra_body")
     parse_slos(config.texts("slos"))
     _each(config, "tags", JsonFields.text)
