@@ -86,6 +86,8 @@ class ComparedRun:
         path = RunDirectory(self.path).requests_parquet
         try:
             series = read_stage_series(self.run, path)
+        except StoreError as error:
+            raise UsageError(f"{error}, or give another one") from error
         except (pa.ArrowException, OSError, KeyError) as error:
             raise UsageError(
                 f"{shown(path)} cannot be read ({error}); merge the run anew, or give another one"

@@ -57,7 +57,6 @@ class Merged:
 
 def merge_run(order: MergeOrder) -> Merged:
     """Take in what is left of the run in spools and in Redis, and write all its results."""
-    order.run_dir.refuse_name()
     check_known(order)
     with _alone(order.run_dir):
         take_in(order)

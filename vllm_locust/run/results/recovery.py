@@ -80,6 +80,7 @@ class MergeOrder:
         """``run`` is a run directory, or the id of a run in ``run_dir`` (default: ``runs/<run id>``) or in Redis."""
         is_path = os.sep in run or Path(run).is_dir()  # no id has a separator in it
         directory = RunDirectory(run_dir or (Path(run) if is_path else Path("runs", run)))
+        directory.refuse_name()
         if directory.run_json.is_file():
             run_id = str(read_run(directory)["run_id"])
             if not is_path and run != run_id:
