@@ -66,3 +66,6 @@ def open_closed_streams(*, output_is_needed: bool) -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the process ends
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A run is no failure where a terminal cannot show a sign of its report.
+        sys.stdout.reconfigure(errors="replace")

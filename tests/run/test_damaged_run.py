@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -214,3 +216,16 @@ def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path, capsys: pytest.Capt
     os.mkdir(name)
     for command in ("merge", "report"):
         assert "is not UTF-8" in refused(capsys, command, name)
+
+
+def test_an_output_that_takes_only_ascii_is_no_failure(merged: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_locust", "report", str(merged)],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"requests attempted" in done.stdout
+    assert done.stdout.isascii()

@@ -108,13 +108,18 @@ class LiveProbe:
     def _has_waits(self, slo: Slo) -> bool:
         return slo.metric in FROM_SCHEDULE or (slo.metric == "good_fraction" and self._good_has_waits)
 
-    def fault(self, stage: RunAggregate, due: int | None, unfinished: int) -> str | None:
+    def fault(self, stage: RunAggregate, due: int | None, unfinished: int, *, worker_gone: bool = True) -> str | None:
         """Why it says nothing of what the server can take. ``unfinished`` arrivals are in flight, or without a slot, at
         workers that are there.
         """
         known = sum(stage.finished.values()) + stage.dropped_arrivals + unfinished
         if due is not None and known < due:
-            return f"{due - known} of its arrivals are lost: a worker has gone"
+            if worker_gone:
+                return f"{due - known} of its arrivals are lost: a worker has gone"
+            return (
+                f"no worker has told of {due - known} of its arrivals: they have too much to do; add workers, or give "
+                "a lower --start-load"
+            )
         gone = self.server.fault(stage)
         if gone is not None:
             return gone

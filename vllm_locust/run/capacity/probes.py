@@ -76,6 +76,8 @@ class CapacityProbes:
         self._live: LiveProbe | None = None
         self._stage = 0
         self._full_in_a_row = 0
+        self._workers: set[str] = set()
+        """Those that were there when the probe began."""
         self._due: int | None = None
         self._began_ns = 0
         self._looked_ns = 0
@@ -175,6 +177,7 @@ class CapacityProbes:
         yield from self._empty(probe)
         settle_s = max(probe.settle_s, SETTLE_LATENCIES * (self._latency_s() or 0.0))
         yield self._stretch(probe.load, round(settle_s * 1e9), None)
+        self._workers = set(self._view.messenger.worker_ids())
         self._live, self._due = LiveProbe(probe.load, self._slos, open_loop=self._open_loop), None
         for length_ns in self._pieces(round(probe.window_s * 1e9)):
             yield self._stretch(probe.load, length_ns, self._stage)
@@ -192,7 +195,9 @@ class CapacityProbes:
         return Stretch(hold(load, length_ns, self._quantity), stage)
 
     def _await_answers(self, live: LiveProbe) -> Iterator[Stretch]:
-        """Until the window's requests have ended, or have had the time that requests have at the end of any run."""
+        """Until the window's requests have ended, have had the time that requests have at the end of any run, or the
+        budget is spent.
+        """
         assert self._course is not None
         span = self._course.span(self._stage)
         assert span is not None
@@ -206,8 +211,14 @@ class CapacityProbes:
                 self._answered(now_ns - end_ns) and not in_doubt
             ) or now_ns - end_ns > self._view.config.drain_timeout_ns:
                 return
+            if now_ns - end_ns > NEWS_NS and self._budget_is_spent():
+                return
             hopeless = live.is_over or (self._due is not None and live.surely_missed(self._due) and not in_doubt)
             yield self._stretch(0.0 if hopeless and self._open_loop else live.load, STEP_NS, None)
+
+    def _budget_is_spent(self) -> bool:
+        before_s = sum(probe.result.elapsed_s for probe in self._record.probes)
+        return before_s + (clock.monotonic_ns() - self._began_ns) / 1e9 >= self._record.settings.budget_s
 
     def _answered(self, since_end_ns: int) -> bool:
         stage = self._view.snapshots.of_stage(self._stage)
@@ -234,7 +245,7 @@ class CapacityProbes:
             return
         latency_s = 0.0 if self._reset_prefix_cache is not None else self._latency_s() or 0.0
         silent_ns = 0
-        while silent_ns < self._view.config.drain_timeout_ns:
+        while silent_ns < self._view.config.drain_timeout_ns and not self._budget_is_spent():
             everything = self._view.snapshots.merged()
             enough = everything.in_flight + everything.waiting_arrivals <= probe.load * latency_s
             # The silence begins after what is planned already, and the news of it is late.
@@ -294,7 +305,8 @@ class CapacityProbes:
         )
         self._began_ns = now_ns
         self._full_in_a_row = self._full_in_a_row + 1 if live.slots_full else 0
-        fault = live.fault(stage, self._due, self._unfinished())
+        worker_gone = not self._workers <= set(self._view.messenger.worker_ids())
+        fault = live.fault(stage, self._due, self._unfinished(), worker_gone=worker_gone)
         probe = RecordedProbe(run_id=self._view.run_id, stage=self._stage, result=result, left_out=fault)
         self._record.probes.append(probe)
         self._note_repeated_prompts()

@@ -15,7 +15,9 @@ logger = logging.getLogger(__name__)
 def merge_apart(run_dir: RunDirectory) -> int:
     """Print its report. Returns its exit code, 1 where a signal ended it; whether anybody reads makes no difference."""
     command = [sys.executable, "-m", "vllm_locust", "merge", str(run_dir.path)]
-    merge = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    merge = subprocess.run(
+        command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
     try:
         output = Output(sys.stdout)
         output.write(merge.stdout)
