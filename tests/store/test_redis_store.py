@@ -146,6 +146,8 @@ def test_what_the_durable_hash_holds_is_checked(shared_server: Server) -> None:
     shared_server.command("HSET", store._keys()[-2], "w", "-1")
     with pytest.raises(StoreError, match="not a batch number"):
         store.worker_status("w")
+    shared_server.command("HSET", store._keys()[-2], "v", "7")
+    assert store.durable() == {"v": 7}, "a stranger's field stops nobody else"
     store.close()
 
 

@@ -63,8 +63,12 @@ class StreamEntry:
     """None when the entry has no batch in it."""
 
 
+def _is_seq(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= 20
+
+
 def _seq(text: bytes) -> int:
-    if not text.isdigit():
+    if not _is_seq(text):
         raise StoreError(f"the durable hash holds {text[:40]!r} for a worker, which is not a batch number")
     return int(text)
 
@@ -187,9 +191,11 @@ class RunStore(RedisServer):
     # What everyone asks
 
     def durable(self) -> dict[str, int]:
-        """Worker to the highest batch number up to which every batch is on disk."""
+        """Worker to the highest batch number up to which every batch is on disk. What somebody else wrote there, and is
+        no number, is left out.
+        """
         reply = self._do("read what is durable", "HGETALL", self._durable)
-        return {worker.decode("utf-8", "replace"): _seq(seq) for worker, seq in reply.items()}
+        return {worker.decode("utf-8", "replace"): int(seq) for worker, seq in reply.items() if _is_seq(seq)}
 
     def ttl(self, seconds: int) -> None:
         """Let the run's keys expire, once the merge has what they hold."""
