@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from vllm_locust.capacity_options import CAPACITY_FLAGS, CAPACITY_SWITCHES
 
 GROUP = "vllm-locust: load on LLM servers"
+
+_PREFIX: Final = "VLLM_LOCUST_"
+_FOR_TESTS: Final = f"{_PREFIX}TEST_"
 
 _SHOWN_IN_WEB_UI = frozenset(
     {
@@ -126,6 +130,15 @@ def add_flags(parser: Any) -> None:
         _add(group, flag, text, action="append", default=[])
 
 
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Of the environment's variables those that look like a setting of the package and are none. Kubernetes makes some
+    of its own for each service.
+    """
+    ours = [name for name in names if name.startswith(_PREFIX) and not name.startswith(_FOR_TESTS)]
+    known = {_variable(flag) for flag, _ in _ALL_DEFAULTS}
+    return sorted(name for name in ours if name not in known and not re.search("_SERVICE_|_PORT(_|$)", name))
+
+
 def bound_time_spans(parser: Any) -> None:
     """Locust's own times overflow where they are absurdly long; that is a wrong value like any other."""
     for action in parser._actions:
@@ -140,9 +153,12 @@ def _time_span(parse: Callable[[str], Any], text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is too long a time; write a shorter one") from None
 
 
+def _variable(flag: str) -> str:
+    return _PREFIX + flag[2:].replace("-", "_").upper()
+
+
 def _add(group: Any, flag: str, text: str, **settings: Any) -> None:
-    env_var = "VLLM_LOCUST_" + flag[2:].replace("-", "_").upper()
-    action = group.add_argument(flag, env_var=env_var, help=text.replace("%", "%%"), **settings)
+    action = group.add_argument(flag, env_var=_variable(flag), help=text.replace("%", "%%"), **settings)
     # Locust's own add_argument sets these on the parser's actions; a group's actions need them too.
     action.include_in_web_ui = flag in _SHOWN_IN_WEB_UI
     action.is_secret = action.is_required = action.is_multiple = False

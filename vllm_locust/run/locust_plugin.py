@@ -32,7 +32,7 @@ from vllm_locust.run.course.planned_load import OPEN_LOOP_SLOTS, plan_load
 from vllm_locust.run.course.spawning import OrderedDispatcher, SpawnOrder
 from vllm_locust.run.course.user_stages import UserStagesCourse
 from vllm_locust.run.engine_time import steady_engine_time
-from vllm_locust.run.flags import add_flags, bound_time_spans
+from vllm_locust.run.flags import add_flags, bound_time_spans, unknown_variables
 from vllm_locust.run.messenger import FLUSHED, PRESENT, READY, SNAPSHOT, Messenger
 from vllm_locust.run.preflight import Preflight
 from vllm_locust.run.run_description import Checked
@@ -77,6 +77,8 @@ def _on_init(environment: Any, runner: Runner, web_ui: Any, **_: Any) -> None:
         if isinstance(runner, WorkerRunner):
             _WorkerProcess(environment, runner, secrets)
         else:
+            for name in unknown_variables(os.environ):
+                logger.warning("%s is no setting of this package (vllm-locust flags lists them) and is ignored", name)
             _MasterProcess(environment, runner, secrets, options, headless=web_ui is None)
     except VllmLocustError as error:
         _exit_with(error)

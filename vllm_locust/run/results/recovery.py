@@ -114,7 +114,8 @@ def left_in_redis(
         return f"The embedded Valkey was lost{why}: what no spool holds is lost with it"
     stays = "" if stays_s is None else f", within {stays_s} s, for which the embedded Valkey stays"
     return (
-        f"Not all records came out of Redis{why}; when that is mended{stays}: vllm-locust merge {run_dir.path} "
+        f"Redis did not give everything{why}. What workers of this host spooled is merged all the same; where the "
+        f"verdict misses records, when that is mended{stays}: vllm-locust merge {run_dir.path} "
         f"--redis-url {redis_url} (and --redis-password-file, if it has a password)"
     )
 
