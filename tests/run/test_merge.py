@@ -205,7 +205,8 @@ def test_spools_are_taken_in(tmp_path: Path) -> None:
     facts = run.json("run.json")
     assert facts["records"] == {"lost": 0, "batches_lost": 0, "spooled_batches": 0}
     # As if one more worker had taken part, whose host could not reach Redis.
-    words: dict[str, Any] = {"last_seq": 3, "durable_seq": 0, "requests": 3, "spool_path": "/elsewhere"}
+    words: dict[str, Any] = {"run_id": facts["run_id"], "worker_id": "far", "unstorable_values": 0}
+    words |= {"last_seq": 3, "durable_seq": 0, "requests": 3, "spool_path": "/elsewhere", "wall_clock_moved_ns": 0}
     facts["workers"]["flushed"]["far"] = words
     (run.run_dir / "run.json").write_text(json.dumps(facts))
     assert merge(tmp_path, "run").returncode == 1

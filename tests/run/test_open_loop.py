@@ -263,6 +263,7 @@ def hold(rate, length_s):
 
 class Search:
     aim = state = "a plan that grows"
+    probe = {}
 
     def __init__(self, view):
         self.view = view

@@ -24,7 +24,7 @@ from vllm_locust.report.columns import RequestColumns
 from vllm_locust.run.common_clock import WorkerClocks
 from vllm_locust.run.course.stage_spans import StageSpan, cut_stages
 from vllm_locust.run.results.missing_records import missing_records, refused_batches
-from vllm_locust.run.results.run_files import damage_named, read_control, read_run
+from vllm_locust.run.results.run_files import damage_named, read_control, read_run, read_run_id
 from vllm_locust.store.intake import RecorderReport, absorb_spools
 from vllm_locust.store.parts import PartsInUse, list_parts, read_part_rows
 from vllm_locust.store.recorder import RecorderConfig
@@ -82,7 +82,7 @@ class MergeOrder:
         directory = RunDirectory(run_dir or (Path(run) if is_path else Path("runs", run)))
         directory.refuse_name()
         if directory.run_json.is_file():
-            run_id = str(read_run(directory)["run_id"])
+            run_id = read_run_id(directory)
             if not is_path and run != run_id:
                 raise UsageError(
                     f"merge {run}: {directory.path} holds the run {run_id}; give that id or another --run-dir"

@@ -44,6 +44,15 @@ def read_run(run_dir: RunDirectory) -> dict[str, Any]:
     return run
 
 
+def read_run_id(run_dir: RunDirectory) -> str:
+    """Of ``run.json``, whatever else is in it."""
+    run = read_json_object(run_dir.run_json)
+    with damage_named(run_dir.run_json):
+        run_id = JsonFields.of(run).text("run_id")
+        check_run_id(run_id)
+    return run_id
+
+
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
     """What is wrong inside ``path`` becomes a ``StoreError`` that names it. Only for the reading of its content."""
