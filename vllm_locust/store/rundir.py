@@ -168,7 +168,9 @@ def read_json(path: Path) -> Any:
         if path.exists() and not path.is_file():
             raise OSError("it is no regular file")
         return json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
-    except (OSError, ValueError, RecursionError) as exc:
+    except RecursionError:
+        raise StoreError(f"{path} cannot be read: it is nested too deeply; put a good copy in its place") from None
+    except (OSError, ValueError) as exc:
         raise StoreError(f"{path} cannot be read: {exc}; put a good copy in its place") from exc
 
 

@@ -63,8 +63,6 @@ def _earlier_probes(directory: str, terms: dict[str, Any]) -> tuple[RecordedProb
         problems = differences(record.terms, terms)
     except (StoreError, ValueError) as error:
         raise UsageError(f"--resume {directory}: {path} cannot be used: {error}") from None
-    except RecursionError:
-        raise UsageError(f"--resume {directory}: {path} cannot be used: it is nested too deeply") from None
     if problems:
         raise UsageError(*(f"--resume {directory}: another search, by {problem}" for problem in problems))
     return tuple(
