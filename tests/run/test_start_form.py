@@ -128,7 +128,6 @@ def test_stages_of_users_and_a_shape_of_users(tmp_path: Path) -> None:
     with simserver(tmp_path, *FAST) as server, start_form(tmp_path, server.url, CHAT, *own) as form:
         by_flag = form.run("run", user_stages="3:1s,6:1s,1:1s")
         by_file = form.run("run-2", shape=str(shape))
-        form.swarm(user_stages="3:1s", run_time="5s")
         form.swarm(user_stages="3:1s", rate="4")
         form.swarm(rate_stages="3:1s")
         form.swarm(shape="/nowhere.yaml")
