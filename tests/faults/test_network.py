@@ -130,7 +130,7 @@ def test_a_server_whose_link_dies_in_the_middle_of_its_answers(
         for row in book.rows.values()
         if row["chunk_ns"] and row["sent_unix_ns"] < down_ns < row["sent_unix_ns"] + row["ended_ns"]
     ]
-    assert len(cut) >= 8
+    assert len(cut) >= 2  # users who began together are between two answers together
     assert {row["outcome"] for row in cut} == {"timeout_idle"}
     assert all(1.9 < (row["ended_ns"] - row["chunk_ns"][-1]) / 1e9 < 4 for row in cut)
     meanwhile = [row for row in book.rows.values() if down_ns < row["sent_unix_ns"] < up_ns - 10**9]
