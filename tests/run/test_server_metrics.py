@@ -78,9 +78,9 @@ def assert_summary(run: LocustRun) -> None:
     assert server["requests_waiting"]["mean"] == pytest.approx(8, abs=2)
     assert server["generation_tokens_per_s"] == pytest.approx(stage["output_tokens_per_s"], rel=0.1)
     ttft = server["ttft_s"]
-    assert sum(ttft[part] for part in ("queue", "prefill", "front_end", "network")) == pytest.approx(
-        stage["ttft_s"]["mean"]
-    )
+    rests = ttft["front_end"], ttft["network"]
+    if None not in rests:  # of other requests where it would be below nothing
+        assert sum((ttft["queue"], ttft["prefill"], *rests)) == pytest.approx(stage["ttft_s"]["mean"])
     assert ttft["queue"] > 0.5 * ttft["mean"] > 0.1, "most of the wait is for a place"
     assert "TTFT there, mean" in run.output
     assert "telemetry_missing" not in str(run.summary["verdict"])
