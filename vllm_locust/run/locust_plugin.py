@@ -51,16 +51,18 @@ _PR_SET_PDEATHSIG = 1
 _WORKERS_ARE_FORKED = Event()
 
 
-def _end_with_parent() -> None:
+def _in_forked_worker() -> None:
     """``--processes`` forks workers that nothing would end if the master died before they were connected. What is
     forked later, the recorder and the embedded Valkey, outlives the master: it keeps what the workers still send.
     """
     if _WORKERS_ARE_FORKED.is_set():
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Until it has a handler of its own, an interrupt ends a forked worker at once instead of with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_end_with_parent)
+os.register_at_fork(after_in_child=_in_forked_worker)
 
 
 def _on_parser(parser: Any, **_: Any) -> None:
