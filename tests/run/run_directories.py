@@ -13,9 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.report.rows import BASE, HEALTH_SCHEMA, SCHEMA, interval, request
+from tests.report.rows import BASE, SCHEMA, interval, request
 from vllm_locust.config import RunConfig, Target
 from vllm_locust.report.summary import summarize
+from vllm_locust.store.finalize import requests_schema
+from vllm_locust.store.schema import BatchKind, schema_of
 
 CONFIG = RunConfig(targets=(Target.parse("http://server:8000"),), slos=("ttft<=2s",), max_failures=1.0)
 
@@ -48,8 +50,8 @@ def write_run(
         )
     directory.mkdir(parents=True)
     table = pa.Table.from_pylist(rows, schema=SCHEMA.append(pa.field("arrival", pa.int64())))
-    pq.write_table(table, directory / "requests.parquet")
-    pq.write_table(HEALTH_SCHEMA.empty_table(), directory / "workers.parquet")
+    pq.write_table(_completed(table), directory / "requests.parquet")
+    pq.write_table(schema_of(BatchKind.HEALTH).empty_table(), directory / "workers.parquet")
     run = _run_json(directory.name, length_s, schedule, config or {}, tags or {})
     run["stages"] = [
         {"stage": place, "name": name, **interval(10 + place * share, 10 + (place + 1) * share)}
@@ -82,7 +84,24 @@ def _run_json(
         "started_unix_ns": BASE,
         "window": interval(10, 10 + length_s),
         "stages": [],
-        "schedule": None if schedule is None else {"fingerprint": schedule, "process": "trace"},
+        "schedule": None if schedule is None else _schedule(schedule),
+        "shares": [],
         "users": 8 if schedule is None else None,
-        "workers": {"expected": 1},
+        "workers": {"expected": 1, "ids": [], "missing": [], "flushed": {}},
+        "stopped_early": None,
     }
+
+
+def _schedule(fingerprint: str) -> dict[str, Any]:
+    return {"fingerprint": fingerprint, "process": "trace", "t0_unix_ns": BASE, "warmup_ns": 0, "shares": 1}
+
+
+def _completed(table: pa.Table) -> pa.Table:
+    """With every column that a merge writes; null where a test says nothing of it."""
+    columns = {
+        field.name: table[field.name].cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in requests_schema()
+    }
+    return pa.table(columns)

@@ -129,7 +129,7 @@ def _check_run(run: JsonFields) -> None:
         _each(run, name, JsonFields.text)
     run.mapping("versions").text("vllm_locust")
     server, workload = run.mapping("server"), run.mapping("workload")
-    server.text("model")
+    server.text_or_none("model")
     server.text_or_none("version")
     server.count_or_none("max_model_len")
     for name in ("name", "fingerprint", "token_count_method"):
