@@ -38,3 +38,8 @@ def parse_duration_ns(text: str) -> int:
     ):
         raise ValueError(f"{text[:60]!r} is not a duration; write 500ms, 2s, 1m or a number of seconds")
     return bounded_duration_ns(sum(round(float(part[1]) * UNIT_NS[part[2]]) for part in parts), text)
+
+
+def seconds(value_ns: float | None) -> float | None:
+    """From nanoseconds; what is not known stays so."""
+    return None if value_ns is None else value_ns / 1e9

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_locust.checkup.check import Check, failed, ok, skipped, warning
+from vllm_locust.duration import seconds
 
 BUSY_FRACTION: Final = 0.5
 """Load of the cores before the test. A worker near a whole core is late, whoever else uses it."""
@@ -137,7 +138,7 @@ def judge_clock(clock: ClockFacts) -> Check:
         fixes.append("wait until it no longer steps")
     figures = {
         "synchronized": clock.synchronized,
-        "max_error_s": None if clock.max_error_ns is None else clock.max_error_ns / 1e9,
+        "max_error_s": seconds(clock.max_error_ns),
         "source": clock.source,
         "moved_s": clock.moved_ns / 1e9,
     }
@@ -149,8 +150,8 @@ def judge_stamps(stamps: StampFacts) -> Check:
     figures = {
         "reads": stamps.reads,
         "stamped": stamps.stamped,
-        "lag_median_s": None if stamps.lag_median_ns is None else stamps.lag_median_ns / 1e9,
-        "lag_max_s": None if stamps.lag_max_ns is None else stamps.lag_max_ns / 1e9,
+        "lag_median_s": seconds(stamps.lag_median_ns),
+        "lag_max_s": seconds(stamps.lag_max_ns),
     }
     if stamps.lag_median_ns is None or stamps.lag_max_ns is None or stamps.stamped < stamps.reads:
         found = f"{stamps.stamped} of {stamps.reads} loopback reads were stamped"

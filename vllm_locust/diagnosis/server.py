@@ -6,6 +6,7 @@ from typing import Final
 
 from vllm_locust.diagnosis.figures import RunFigures, ServerFigures, StageFigures
 from vllm_locust.diagnosis.finding import Answer, Finding, Need, Rule, Thresholds
+from vllm_locust.duration import seconds
 from vllm_locust.verdict.reason import number_text, percent_text, time_text
 
 
@@ -85,7 +86,7 @@ def _queueing(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Answer:
             "waiting_mean": server.waiting_mean,
             "running_max": server.running_max,
             "queue_share": share,
-            "ttft_p99_s": None if stage.ttft_p99_ns is None else stage.ttft_p99_ns / 1e9,
+            "ttft_p99_s": seconds(stage.ttft_p99_ns),
         },
         attempt=_against_the_queue(server, limits),
         confirm="at the same load the queue stays near 0 and TTFT falls by about the wait, while TPOT grows by less",

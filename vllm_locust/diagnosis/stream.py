@@ -6,6 +6,7 @@ from typing import Final
 
 from vllm_locust.diagnosis.figures import PrefillFigures, RunFigures, StageFigures
 from vllm_locust.diagnosis.finding import Answer, Finding, Need, Rule, Thresholds
+from vllm_locust.duration import seconds
 from vllm_locust.verdict.reason import number_text, percent_text, time_text
 
 
@@ -40,12 +41,12 @@ def _long_prompts(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Ans
         figures={
             "long_tokens": prefills.long_tokens,
             "long_share": prefills.long_share,
-            "gap_p50_long_s": _seconds(prefills.gap_p50_long_ns),
-            "gap_p50_quiet_s": _seconds(prefills.gap_p50_quiet_ns),
-            "gap_p50_short_s": _seconds(prefills.gap_p50_short_ns),
+            "gap_p50_long_s": seconds(prefills.gap_p50_long_ns),
+            "gap_p50_quiet_s": seconds(prefills.gap_p50_quiet_ns),
+            "gap_p50_short_s": seconds(prefills.gap_p50_short_ns),
             "stretched_share": prefills.stretched_share,
-            "ttft_p90_long_s": _seconds(prefills.ttft_p90_long_ns),
-            "ttft_p90_rest_s": _seconds(prefills.ttft_p90_rest_ns),
+            "ttft_p90_long_s": seconds(prefills.ttft_p90_long_ns),
+            "ttft_p90_rest_s": seconds(prefills.ttft_p90_rest_ns),
         },
         attempt=(
             "a lower --max-num-batched-tokens (2048) or --long-prefill-token-threshold, so that a prefill is cut into "
@@ -53,10 +54,6 @@ def _long_prompts(stage: StageFigures, _: RunFigures, limits: Thresholds) -> Ans
         ),
         confirm="ITL p99 falls, at the price of a longer TTFT of long prompts",
     )
-
-
-def _seconds(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / 1e9
 
 
 def _stretched(prefills: PrefillFigures, limits: Thresholds) -> tuple[float, float] | None:
@@ -180,8 +177,8 @@ def _buffered_stream(stage: StageFigures, run: RunFigures, limits: Thresholds) -
         return Need.STREAMS
     figures: dict[str, float | None] = {
         "tokens_per_chunk": stage.tokens_per_chunk,
-        "gap_p50_s": _seconds(stage.gap_p50_ns),
-        "gap_mean_s": _seconds(stage.gap_ns),
+        "gap_p50_s": seconds(stage.gap_p50_ns),
+        "gap_mean_s": seconds(stage.gap_ns),
     }
     if _held_back(stage, limits) and not run.doubts:
         how = (

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from vllm_locust.aggregate import RunAggregate, Snapshots
+from vllm_locust.duration import seconds
 from vllm_locust.live.figures import finished
 from vllm_locust.outcome import Outcome
 from vllm_locust.statistics import PERCENTILES, nearest_rank
@@ -47,8 +48,8 @@ class Condition:
         last = [samples[-1] for samples in self._samples.values()]
         return {
             "cpu_fraction_max": _most(last, "cpu_fraction"),
-            "loop_lag_max_s": _seconds(_most(last, "loop_lag_ns")),
-            "gc_pause_max_s": _seconds(_most(last, "gc_pause_ns")),
+            "loop_lag_max_s": seconds(_most(last, "loop_lag_ns")),
+            "gc_pause_max_s": seconds(_most(last, "gc_pause_ns")),
         }
 
     def verdict(
@@ -106,10 +107,6 @@ class Condition:
 
 def _most(samples: Sequence[Health], name: str) -> float | None:
     return max((value for health in samples if (value := health[name]) is not None), default=None)
-
-
-def _seconds(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / 1e9
 
 
 def verdict_json(verdict: Verdict | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from vllm_locust.aggregate import RunAggregate
+from vllm_locust.duration import seconds
 from vllm_locust.histogram import LogHistogram
 from vllm_locust.metrics import CATALOGUE
 from vllm_locust.outcome import Outcome
@@ -63,13 +64,18 @@ def latency_table(aggregate: RunAggregate) -> list[dict[str, Any]]:
     for name in LATENCIES:
         histogram = aggregate.histograms[name]
         if histogram.n:
-            row = {"metric": name, "title": CATALOGUE[name].title, "n": histogram.n, "mean_s": _s(histogram.mean_ns)}
-            rows.append(row | _percentiles(histogram) | {"max_s": _s(histogram.max_ns)})
+            row = {
+                "metric": name,
+                "title": CATALOGUE[name].title,
+                "n": histogram.n,
+                "mean_s": seconds(histogram.mean_ns),
+            }
+            rows.append(row | _percentiles(histogram) | {"max_s": seconds(histogram.max_ns)})
     return rows
 
 
 def _percentiles(histogram: LogHistogram) -> dict[str, float | None]:
-    return {f"{label}_s": _s(histogram.quantile(q)) for label, q in PERCENTILES.items()}
+    return {f"{label}_s": seconds(histogram.quantile(q)) for label, q in PERCENTILES.items()}
 
 
 class Recent:
@@ -82,7 +88,7 @@ class Recent:
         """Rates per second and percentiles in seconds, None where nothing tells of them; also the in-flight counts."""
         while len(self._seen) > 1 and now_ns - self._seen[0][0] > RECENT_NS:
             self._seen.popleft()
-        part, seconds = self._since_first(now_ns, aggregate)
+        part, length_s = self._since_first(now_ns, aggregate)
         self._seen.append((now_ns, aggregate))
         point: dict[str, Any] = {
             "in_flight": aggregate.in_flight,
@@ -90,11 +96,11 @@ class Recent:
         }
         if part is None:
             return point
-        point |= _rates(part, seconds)
+        point |= _rates(part, length_s)
         for name in CHARTED:
             histogram = part.histograms[name]
             for label in _CHARTED_PERCENTILES:
-                point[f"{name}_{label}_s"] = _s(histogram.quantile(Fraction(PERCENTILES[label])))
+                point[f"{name}_{label}_s"] = seconds(histogram.quantile(Fraction(PERCENTILES[label])))
         return point
 
     def _since_first(self, now_ns: int, aggregate: RunAggregate) -> tuple[RunAggregate | None, float]:
@@ -136,17 +142,13 @@ def worker_row(worker_id: str, aggregate: RunAggregate, health: Mapping[str, flo
         "finished": finished(aggregate),
         "failed": finished(aggregate) - aggregate.finished.get(Outcome.OK, 0),
         "output_tokens": aggregate.output_tokens,
-        "ttft_p99_s": _s(aggregate.histograms["ttft"].quantile(PERCENTILES["p99"])),
-        "schedule_lag_p99_s": _s(aggregate.histograms["schedule_lag"].quantile(PERCENTILES["p99"])),
-        "receive_lag_p99_s": _s(aggregate.histograms["receive_lag"].quantile(PERCENTILES["p99"])),
+        "ttft_p99_s": seconds(aggregate.histograms["ttft"].quantile(PERCENTILES["p99"])),
+        "schedule_lag_p99_s": seconds(aggregate.histograms["schedule_lag"].quantile(PERCENTILES["p99"])),
+        "receive_lag_p99_s": seconds(aggregate.histograms["receive_lag"].quantile(PERCENTILES["p99"])),
         "cpu_fraction": condition.get("cpu_fraction"),
-        "loop_lag_s": _s(condition.get("loop_lag_ns")),
-        "gc_pause_s": _s(condition.get("gc_pause_ns")),
+        "loop_lag_s": seconds(condition.get("loop_lag_ns")),
+        "gc_pause_s": seconds(condition.get("gc_pause_ns")),
         "open_fds": condition.get("open_fds"),
         "rss_bytes": condition.get("rss_bytes"),
         "spooled_batches": condition.get("spooled_batches"),
     }
-
-
-def _s(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / 1e9

@@ -13,6 +13,7 @@ from locust import User
 from locust.exception import StopUser
 from locust.user.task import LOCUST_STATE_STOPPING
 
+from vllm_locust.duration import seconds
 from vllm_locust.load.dispatcher import DueArrival
 from vllm_locust.load.worker import LoadWorker
 from vllm_locust.outcome import Outcome
@@ -223,8 +224,8 @@ class ChatUser(User):
             finish_reason=record.finish_reason,
             prompt_tokens=record.prompt_tokens,
             output_tokens=record.output_tokens,
-            ttft_s=None if record.ttft_ns is None else record.ttft_ns / 1e9,
-            e2e_s=None if record.e2e_ns is None else record.e2e_ns / 1e9,
+            ttft_s=seconds(record.ttft_ns),
+            e2e_s=seconds(record.e2e_ns),
             chunk_ns=record.chunk_ns,
             request_id=record.request_id,
         )

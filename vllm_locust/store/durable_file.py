@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-MOVE_AWAY: Final = "put a good copy in its place, or move it away: the rest merges, and what it held counts as lost"
+GOOD_COPY: Final = "put a good copy in its place"
+MOVE_AWAY: Final = f"{GOOD_COPY}, or move it away: the rest merges, and what it held counts as lost"
 """What to do with a damaged part or spool."""
 _told: set[Path] = set()
 

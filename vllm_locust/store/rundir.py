@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_locust.errors import StoreError, UsageError
-from vllm_locust.store.durable_file import atomic_path
+from vllm_locust.store.durable_file import GOOD_COPY, atomic_path
 from vllm_locust.telemetry import TelemetryKind
 
 
@@ -169,14 +169,14 @@ def read_json(path: Path) -> Any:
             raise OSError("it is no regular file")
         return json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except RecursionError:
-        raise StoreError(f"{path} cannot be read: it is nested too deeply; put a good copy in its place") from None
+        raise StoreError(f"{path} cannot be read: it is nested too deeply; {GOOD_COPY}") from None
     except (OSError, ValueError) as exc:
-        raise StoreError(f"{path} cannot be read: {exc}; put a good copy in its place") from exc
+        raise StoreError(f"{path} cannot be read: {exc}; {GOOD_COPY}") from exc
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Raises ``StoreError`` where it holds something else."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise StoreError(f"{path} is damaged: it holds no JSON object; put a good copy in its place")
+        raise StoreError(f"{path} is damaged: it holds no JSON object; {GOOD_COPY}")
     return value

@@ -19,6 +19,7 @@ from vllm_locust.config import RunConfig
 from vllm_locust.errors import StoreError, VllmLocustError, one_line
 from vllm_locust.json_fields import JsonFields
 from vllm_locust.slo import parse_slos
+from vllm_locust.store.durable_file import GOOD_COPY
 from vllm_locust.store.finalize import requests_schema
 from vllm_locust.store.rundir import RunDirectory, read_json, read_json_object
 from vllm_locust.store.schema import MAX_UNIX_NS, BatchKind, check_run_id, schema_of
@@ -27,7 +28,6 @@ from vllm_locust.telemetry import TelemetryKind
 from vllm_locust.worker_message import read_last_words
 
 RUN_SCHEMA: Final = 1
-_FIX: Final = "put a good copy in its place"
 _SCALARS: Final = (int, float, str, bool, type(None))
 
 
@@ -60,7 +60,7 @@ def damage_named(path: Path) -> Iterator[None]:
         yield
     except (KeyError, AttributeError, TypeError, ValueError, IndexError, RecursionError, VllmLocustError) as exc:
         words = f"{exc} is missing" if isinstance(exc, KeyError) else one_line(exc)
-        raise StoreError(f"{path} is damaged: {words}; {_FIX}") from exc
+        raise StoreError(f"{path} is damaged: {words}; {GOOD_COPY}") from exc
 
 
 def read_control(run_dir: RunDirectory) -> dict[str, str]:
